@@ -1,0 +1,31 @@
+"""Errors that a user can act on: what happened, why, and the next command. No traceback is shown for them."""
+
+from enum import IntEnum
+
+
+class Exit(IntEnum):
+    """Exit codes of `specprefill-repro`; the README lists them."""
+
+    OK = 0
+    UNEXPECTED = 1
+    BAD_INPUT = 2
+    ENVIRONMENT = 3
+    VERIFICATION = 4
+    TRIAL = 5
+
+
+class ReproError(Exception):
+    """An error in three parts.
+
+    `what` happened, with the values; `why` it most likely did; the `next` command or edit to try.
+    """
+
+    def __init__(self, what: str, why: str, next: str, exit_code: Exit = Exit.BAD_INPUT) -> None:
+        super().__init__(what, why, next, exit_code)
+        self.what = what
+        self.why = why
+        self.next = next
+        self.exit_code = exit_code
+
+    def __str__(self) -> str:
+        return f"{self.what}\n  why:  {self.why}\n  next: {self.next}"

@@ -1,0 +1,73 @@
+"""What the records say, cell by cell, as it lies on disk."""
+
+from specprefill_repro.schema import Frozen
+from specprefill_repro.study.schema import NeedleKind, Treatment
+
+
+class Interval(Frozen):
+    low: float
+    high: float
+    level: float
+    """Such as 0.95."""
+
+
+class PairEstimate(Frozen):
+    """One pair of clean processes on one prompt."""
+
+    block: int
+    prompt: str
+    kind: NeedleKind
+    dense_seconds: float
+    treated_seconds: float
+    log_ratio: float
+    """ln(dense seconds) - ln(treated seconds)."""
+    dense_record: str
+    treated_record: str
+    dense_answer_found: bool
+    treated_answer_found: bool
+    same_first_token: bool
+    kl_nats: float
+    """KL(dense || treated) of the first token's distribution."""
+    outlier: bool
+    """Modified z-score above 3.5; flagged, never dropped."""
+
+
+class CellEstimate(Frozen):
+    cell: str
+    pair: str
+    treatment: Treatment
+    length: int
+    nominal_keep: float
+    actual_keep: float | None
+    """Mean share of prompt tokens that the target read; None without records."""
+    pairs: tuple[PairEstimate, ...]
+    speedup: float | None
+    """exp(mean log ratio)."""
+    interval95: Interval | None
+    """Of the speed-up; Student's t on the log ratios; None below two pairs."""
+    interval90: Interval | None
+    dense_median_seconds: float | None
+    treated_median_seconds: float | None
+    dense_phases: dict[str, float]
+    """Median seconds by phase."""
+    treated_phases: dict[str, float]
+    predicted_speedup: float | None
+    """From the parts: the draft's and the target's measured dense prefill times; None when a part is missing."""
+    answers_dense: int
+    answers_treated: int
+    answers_lost: int
+    """Prompts that the dense arm answered and the treated arm did not."""
+    answers_lost_interval: Interval | None
+    """Clopper-Pearson, of the share lost among those that the dense arm answered."""
+    first_token_agreement: float | None
+    median_kl_nats: float | None
+    problems: tuple[str, ...]
+    """Void blocks and failed evidence, in words; empty when all is well."""
+
+
+class Estimates(Frozen):
+    study: str
+    cells: tuple[CellEstimate, ...]
+    placebo_margin: float | None
+    """Largest |log ratio| that the placebo's 95 % interval allows: this machine's noise; None without a placebo."""
+    voids: tuple[str, ...]

@@ -1,0 +1,228 @@
+"""Files on disk: atomic writes, size-limited reads, hashes. Everything the pipeline stores goes through here."""
+
+import errno
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, NoReturn, TypeVar
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from specprefill_repro.errors import Exit, ReproError
+
+Model = TypeVar("Model", bound=BaseModel)
+
+MAX_CONFIG_BYTES = 1_000_000
+MAX_JSON_BYTES = 1_000_000_000
+
+
+def canonical_json(value: Any) -> bytes:
+    """Return the one byte string that stands for `value`: sorted keys, no spaces, UTF-8, no NaN."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+
+
+def content_id(value: Any) -> str:
+    """SHA-256, as 64 hex digits, of the canonical JSON of a plain value or a pydantic model."""
+    plain = value.model_dump(mode="json") if isinstance(value, BaseModel) else value
+    return hashlib.sha256(canonical_json(plain)).hexdigest()
+
+
+def sha256_file(path: Path, progress: Callable[[int], None] | None = None) -> str:
+    """SHA-256 of a file as 64 hex digits; `progress` is told the number of bytes of each block read."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 22):
+            digest.update(block)
+            if progress:
+                progress(len(block))
+    return digest.hexdigest()
+
+
+@contextmanager
+def atomic_file(path: Path) -> Iterator[BinaryIO]:
+    """Yield a file that replaces `path` only once it is complete and on disk.
+
+    Temporary file in the same folder, fsync, rename, fsync of the folder; on any error the old file stays as it was.
+
+    Raises:
+        ReproError: the disk is full, or the folder may not be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    except OSError as error:
+        _explain_write_error(error, path)
+    temporary = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.chmod(0o644)
+        temporary.replace(path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        _explain_write_error(error, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _explain_write_error(error: OSError, path: Path) -> NoReturn:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        raise ReproError(
+            f"Could not write {path}: the disk is full.",
+            "The file system that holds it has no room left; what was there before is unchanged.",
+            f"Free some space (df -h '{path.parent}'), then run the same command again; finished work is kept.",
+            Exit.ENVIRONMENT,
+        ) from error
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        raise ReproError(
+            f"Could not write {path}: {error.strerror}.",
+            "The folder belongs to another user or is read-only.",
+            f"Check it with: ls -ld '{path.parent}'",
+            Exit.ENVIRONMENT,
+        ) from error
+    raise error
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Replace `path` by `content` atomically."""
+    with atomic_file(path) as file:
+        file.write(content)
+
+
+def write_text(path: Path, content: str) -> None:
+    """Replace `path` by `content` (UTF-8) atomically."""
+    write_bytes(path, content.encode())
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a plain value or a pydantic model as indented JSON with sorted keys, atomically."""
+    plain = value.model_dump(mode="json") if isinstance(value, BaseModel) else value
+    write_text(path, json.dumps(plain, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def read_limited(path: Path, limit: int) -> bytes:
+    """Read a whole file of at most `limit` bytes.
+
+    Raises:
+        ReproError: the file is missing, unreadable or larger.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(limit + 1)
+    except OSError as error:
+        raise ReproError(
+            f"Could not read {path}: {error.strerror}.",
+            "The file is missing, or is not a readable file.",
+            f"Check it with: ls -l '{path}'",
+        ) from error
+    if len(content) > limit:
+        raise ReproError(
+            f"{path} is larger than {limit:,} bytes.",
+            "A file of this kind is never that large; it is probably not what its name says.",
+            f"Look at it with: head -c 300 '{path}'",
+        )
+    return content
+
+
+def read_model(path: Path, model: type[Model], limit: int = MAX_JSON_BYTES) -> Model:
+    """Read a JSON file into a pydantic model.
+
+    Raises:
+        ReproError: missing, too large, not JSON, or not of that shape.
+    """
+    try:
+        return model.model_validate_json(read_limited(path, limit))
+    except ValidationError as error:
+        raise ReproError(
+            f"{path} does not hold a valid {model.__name__}: {validation_summary(error)}",
+            "The file was edited, damaged, or written by another version of this package.",
+            f"Delete it and run the same command again: rm '{path}'",
+            Exit.VERIFICATION,
+        ) from error
+
+
+class _SafeLoader(yaml.SafeLoader):
+    """Safe YAML without aliases (an alias bomb needs them), duplicate keys or timestamps."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("aliases (*name) are not allowed")
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.YAMLError(f"the key {key!r} stands twice")
+        return super().construct_mapping(node, deep)
+
+
+# A date such as 2026-03-20 stays the text that was written.
+_SafeLoader.yaml_implicit_resolvers = {
+    letter: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    for letter, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
+def read_yaml(path: Path, limit: int = MAX_CONFIG_BYTES) -> Any:
+    """Read a YAML file of at most `limit` bytes into plain values; safe tags only, no aliases, no duplicate keys.
+
+    Raises:
+        ReproError: missing, too large, or not such YAML.
+    """
+    content = read_limited(path, limit)
+    try:
+        return yaml.load(content, Loader=_SafeLoader)
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError, TypeError) as error:
+        raise ReproError(
+            f"{path} is not YAML that this package reads: {' '.join(str(error).split())}",
+            "A typing error, or a feature (aliases, tags, nesting) that configuration files here may not use.",
+            f"Correct the file: {path}",
+        ) from error
+
+
+def read_yaml_model(path: Path, model: type[Model]) -> Model:
+    """Read a YAML file into a pydantic model.
+
+    Raises:
+        ReproError: as `read_yaml`, or the content is not of that shape; names the key and what it may hold.
+    """
+    value = read_yaml(path)
+    try:
+        # JSON mode: a list may become a tuple, as it must when the same model is read back from JSON.
+        return model.model_validate_json(canonical_json(value))
+    except (ValidationError, TypeError, ValueError) as error:
+        summary = validation_summary(error) if isinstance(error, ValidationError) else str(error)
+        raise ReproError(
+            f"{path} is not a valid {model.__name__.lower()}: {summary}",
+            "A key is misspelt or missing, or its value is of the wrong kind or out of range.",
+            f"Correct the file; config/README.md describes every key: {path}",
+        ) from error
+
+
+def validation_summary(error: ValidationError) -> str:
+    """Say in one line where a value is wrong and how; at most five places."""
+    places = [
+        f"{'.'.join(str(part) for part in item['loc']) or 'the file'}: {item['msg']} (got {_short(item['input'])})"
+        for item in error.errors()[:5]
+    ]
+    more = len(error.errors()) - len(places)
+    return "; ".join(places) + (f"; and {more} more" if more else "")
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

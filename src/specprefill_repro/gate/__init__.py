@@ -1,0 +1,1 @@
+"""The checks that must pass before any number of a model pair counts."""

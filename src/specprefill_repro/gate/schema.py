@@ -1,0 +1,33 @@
+"""The result of the gate, as it lies on disk."""
+
+from specprefill_repro.schema import Frozen
+
+
+class Check(Frozen):
+    name: str
+    passed: bool
+    measured: str
+    """What was found, with its value, in words."""
+    required: str
+    """What would have been right."""
+    guards: tuple[int, ...] = ()
+    """Items of the list of pitfalls that this check guards against."""
+
+
+class GateResult(Frozen):
+    pair: str
+    target: str
+    draft: str
+    target_weights_sha256: str
+    draft_weights_sha256: str
+    fingerprint: str
+    checks: tuple[Check, ...]
+
+    @property
+    def passed(self) -> bool:
+        return all(check.passed for check in self.checks)
+
+    @property
+    def failures(self) -> str:
+        """The failed checks in one sentence; empty when all passed."""
+        return "; ".join(f"{check.name}: {check.measured}" for check in self.checks if not check.passed)

@@ -1,0 +1,35 @@
+"""A prompt and a set of prompts, as they lie on disk."""
+
+from specprefill_repro.schema import Frozen
+from specprefill_repro.study.schema import NeedleKind
+
+
+class Prompt(Frozen):
+    id: str
+    """For people: kind, length, number, such as number-512-003."""
+    kind: NeedleKind
+    depth: float
+    """Where the needle stands, as a share of the text: 0 first, 1 last."""
+    needle: str
+    """The sentence that holds the answer."""
+    answer: str
+    text: str
+    """The user's message, before the chat template."""
+    ids: tuple[int, ...]
+    """What the model reads, chat template included."""
+    free_from: int
+    """Index of the first token that the chat template leaves free."""
+    needle_tokens: tuple[int, int]
+    """First token of the needle and the first one after it."""
+    seed: str
+    sha256: str
+    """Of the canonical JSON of `ids`."""
+
+
+class PromptSet(Frozen):
+    """Prompts of one pair and one length; number i is the same however many the set holds."""
+
+    pair: str
+    tokenizer_sha256: str
+    length: int
+    prompts: tuple[Prompt, ...]

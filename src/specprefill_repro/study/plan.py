@@ -1,0 +1,97 @@
+"""What a study will run: its cells, and the four trials of each block. No file is read here."""
+
+import random
+from enum import StrEnum
+
+from specprefill_repro.schema import Frozen
+from specprefill_repro.study.schema import Comparison, Selection, Study, Treatment
+
+
+class ArmKind(StrEnum):
+    """A way of prefilling; each is a module of `specprefill_repro.prefill`."""
+
+    DENSE = "dense"
+    SPECULATIVE = "speculative"
+    RANDOM = "random"
+
+
+class Arm(Frozen):
+    """One way of prefilling with all its parameters, as requested."""
+
+    kind: ArmKind
+    keep: float = 1.0
+    selection: Selection | None = None
+    """None for dense."""
+
+
+class Cell(Frozen):
+    """One treatment at one prompt length and keep rate against dense; the unit that gets an estimate."""
+
+    id: str
+    pair: str
+    treatment: Treatment
+    length: int
+    keep: float
+    """Nominal; 1 for a placebo."""
+    blocks: int
+    baseline: Arm
+    treated: Arm
+
+
+class PlannedTrial(Frozen):
+    position: int
+    """0 to 3, the order in which the trials of a block run."""
+    treated: bool
+    """False: the baseline arm (A); true: the treated arm (B)."""
+    prompt: int
+    """Index into the prompt set of the cell's pair and length."""
+
+
+def plan_cells(study: Study) -> list[Cell]:
+    """All cells of a study, in the order in which its file names them."""
+    return [
+        _cell(study, comparison, length, keep)
+        for comparison in study.comparisons
+        for length in comparison.lengths
+        for keep in comparison.keep or (1.0,)
+    ]
+
+
+def _cell(study: Study, comparison: Comparison, length: int, keep: float) -> Cell:
+    kinds = {
+        Treatment.SPECULATIVE: ArmKind.SPECULATIVE,
+        Treatment.RANDOM: ArmKind.RANDOM,
+        Treatment.PLACEBO: ArmKind.DENSE,
+    }
+    kind = kinds[comparison.treatment]
+    treated = Arm(kind=kind) if kind is ArmKind.DENSE else Arm(kind=kind, keep=keep, selection=study.selection)
+    suffix = "" if comparison.treatment is Treatment.PLACEBO else f"-keep{keep:g}"
+    return Cell(
+        id=f"{comparison.pair}-{length}-{comparison.treatment}{suffix}",
+        pair=comparison.pair,
+        treatment=comparison.treatment,
+        length=length,
+        keep=keep,
+        blocks=comparison.blocks,
+        baseline=Arm(kind=ArmKind.DENSE),
+        treated=treated,
+    )
+
+
+def block_trials(seed: int, cell: Cell, block: int) -> tuple[PlannedTrial, ...]:
+    """The four trials of one block: A B B A or B A A B by a seeded coin, two prompts, each once in either arm.
+
+    The mirrored order cancels a linear drift; the coin keeps one arm from always being first.
+    """
+    first_treated = random.Random(f"{seed}/{cell.id}/{block}").random() < 0.5
+    arms = (first_treated, not first_treated, not first_treated, first_treated)
+    prompts = (2 * block, 2 * block, 2 * block + 1, 2 * block + 1)
+    return tuple(
+        PlannedTrial(position=position, treated=treated, prompt=prompt)
+        for position, (treated, prompt) in enumerate(zip(arms, prompts, strict=True))
+    )
+
+
+def prompts_needed(study: Study, pair: str, length: int) -> int:
+    """How many prompts the largest cell of that pair and length takes."""
+    return max((2 * cell.blocks for cell in plan_cells(study) if (cell.pair, cell.length) == (pair, length)), default=0)

@@ -1,0 +1,108 @@
+"""The study file. `config/README.md` explains every key to the person who writes one."""
+
+from enum import StrEnum
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from specprefill_repro.schema import Frozen
+
+Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,79}$")]
+KeepRate = Annotated[float, Field(gt=0, le=1)]
+
+
+class Treatment(StrEnum):
+    """What is compared with a dense prefill of the same prompt."""
+
+    SPECULATIVE = "speculative"
+    RANDOM = "random"
+    """Control: the same keep rate, chunks chosen by a seeded coin."""
+    PLACEBO = "placebo"
+    """Control: dense again. Whatever difference it shows is this machine's noise."""
+
+
+class NeedleKind(StrEnum):
+    """The fact that is hidden in a prompt and asked for at its end."""
+
+    NUMBER = "number"
+    CITY = "city"
+
+
+class Pair(Frozen):
+    """A target and the draft that scores its prompts; names from config/models.yaml."""
+
+    target: Name
+    draft: Name
+
+
+class Prompts(Frozen):
+    kinds: tuple[NeedleKind, ...] = Field(min_length=1)
+    """Taken in turn: prompt i is of kind i modulo their number."""
+    answer_tokens: int = Field(default=12, ge=1, le=512)
+    """Tokens decoded after the timed prefill, to see whether the answer survived."""
+
+
+class Selection(Frozen):
+    """Parameters of the paper's algorithm (arXiv 2502.02789; defaults of its published code), and two of ours."""
+
+    look_ahead: int = Field(default=8, ge=1, le=64)
+    """Queries whose attention scores the prompt: the last prompt token's and those of the tokens decoded after it."""
+    pool: int = Field(default=13, ge=1, le=255)
+    """Width of the average pooling over prompt positions; odd."""
+    chunk: int = Field(default=32, ge=1, le=1024)
+    """Tokens that are kept or dropped together."""
+    head: int = Field(default=32, ge=0)
+    """First tokens, always kept, outside the budget."""
+    tail: int = Field(default=64, ge=1)
+    """Last tokens, always kept, outside the budget; the last prompt token is always among them."""
+
+    @model_validator(mode="after")
+    def _pool_is_odd(self) -> Self:
+        if self.pool % 2 == 0:
+            raise ValueError(f"pool must be odd, so that a window has a centre; got {self.pool}")
+        return self
+
+
+class Comparison(Frozen):
+    """One treatment against dense, at every given length and keep rate."""
+
+    pair: Name
+    treatment: Treatment
+    lengths: tuple[Annotated[int, Field(ge=128, le=2_000_000)], ...] = Field(min_length=1)
+    """Exact prompt lengths in tokens, chat template included."""
+    keep: tuple[KeepRate, ...] = ()
+    """Nominal keep rates; none for a placebo."""
+    blocks: int = Field(ge=1, le=100)
+    """Blocks of four trials (A B B A); each gives two pairs."""
+
+    @model_validator(mode="after")
+    def _keep_fits_treatment(self) -> Self:
+        if self.treatment is Treatment.PLACEBO and self.keep:
+            raise ValueError("a placebo keeps everything: leave `keep` out")
+        if self.treatment is not Treatment.PLACEBO and not self.keep:
+            raise ValueError(f"`keep` is missing: which keep rates should {self.treatment} be measured at?")
+        return self
+
+
+class Study(Frozen):
+    name: Name
+    title: str = Field(min_length=1, max_length=200)
+    question: str = Field(min_length=1, max_length=1000)
+    seed: int = Field(ge=0, lt=2**32)
+    pairs: dict[Name, Pair] = Field(min_length=1)
+    prompts: Prompts
+    prefill_step: int = Field(default=2048, ge=16, le=65536)
+    """Tokens per forward pass of a chunked prefill, in draft and target alike."""
+    warmup_tokens: int = Field(default=2048, ge=16)
+    """Length of the untimed prefill of another prompt that each process runs first, through the same path."""
+    selection: Selection = Selection()
+    comparisons: tuple[Comparison, ...] = Field(min_length=1)
+    claims: tuple[str, ...] = ()
+    """Claim cards (config/claims) that the report judges or shows; a name or a pattern such as green-122b-2b-*."""
+
+    @model_validator(mode="after")
+    def _pairs_are_known(self) -> Self:
+        for comparison in self.comparisons:
+            if comparison.pair not in self.pairs:
+                raise ValueError(f"comparison of an unknown pair {comparison.pair!r}; known: {', '.join(self.pairs)}")
+        return self

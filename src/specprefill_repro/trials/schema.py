@@ -1,0 +1,140 @@
+"""The record of a trial and the receipt of a block, as they lie on disk."""
+
+from pydantic import Field
+
+from specprefill_repro.schema import Frozen
+from specprefill_repro.study.plan import Arm
+from specprefill_repro.study.schema import NeedleKind
+
+PHASES = ("draft_prefill", "look_ahead", "scoring", "selection", "target_prefill", "first_token")
+
+
+class Phases(Frozen):
+    """Seconds of each phase between handing over the token ids and knowing the first token on the host."""
+
+    draft_prefill: float = Field(default=0.0, ge=0)
+    look_ahead: float = Field(default=0.0, ge=0)
+    scoring: float = Field(default=0.0, ge=0)
+    selection: float = Field(default=0.0, ge=0)
+    target_prefill: float = Field(ge=0)
+    first_token: float = Field(ge=0)
+
+    @property
+    def total(self) -> float:
+        return float(sum(getattr(self, phase) for phase in PHASES))
+
+
+class PromptFacts(Frozen):
+    """Of the prompt that was read; its text is in the prompt set."""
+
+    id: str
+    sha256: str
+    tokens: int
+    kind: NeedleKind
+    depth: float
+    answer: str
+
+
+class Evidence(Frozen):
+    """What proves which computation ran. Filled by the worker, never inferred from a time."""
+
+    tokens_scored: int
+    """Prompt tokens that the draft read; 0 without a draft."""
+    tokens_kept: int
+    """Prompt tokens that the target read."""
+    kept_ranges: tuple[tuple[int, int], ...]
+    """Kept positions as half-open ranges."""
+    kept_sha256: str
+    """Of the canonical JSON of the list of kept positions."""
+    rotary_positions_sha256: str | None
+    """The same hash over the positions that the target's rotary embedding really saw; None when it was not wrapped."""
+    rotary_modules: int
+    """Attention modules whose rotary embedding was wrapped (and saw those positions)."""
+    rotary_modules_restored: int
+    cache_tokens_before: int
+    """Tokens in the KV cache when the clock started; must be 0."""
+    cache_tokens_after: int
+    """Entries per attention layer after prefill; equals tokens_kept."""
+    key_dtype: str
+    logits_dtype: str
+    look_ahead_tokens: tuple[int, ...]
+    selection_seed: str | None
+    needle_kept: float
+    """Share of the needle's tokens among the kept ones."""
+    first_token: int
+    logits_sha256: str
+    """Of the float32 log-probabilities of the first token, kept in the store."""
+
+
+class MachineState(Frozen):
+    """Read just before and just after a trial, never during it."""
+
+    load_1min: float
+    swap_out_bytes: int
+    available_bytes: int
+    cpu_mhz: float | None
+    other_cpu_percent: float | None
+    """CPU use of other processes over the moment before the trial."""
+
+
+class TrialRecord(Frozen):
+    """One trial. Immutable, stored under the hash of its content."""
+
+    schema_version: int = 1
+    cell: str
+    block: int
+    position: int
+    """0 to 3 within its block."""
+    treated: bool
+    requested: Arm
+    outcome: str
+    """`sparse`, `dense`, or `fallback: REASON`; from the evidence."""
+    engine: str
+    target: str
+    draft: str | None
+    target_weights_sha256: str
+    draft_weights_sha256: str | None
+    prompt: PromptFacts
+    seconds: float
+    """TTFT: from handing over the token ids to the first token on the host."""
+    phases: Phases
+    load_seconds: float
+    warmup_seconds: float
+    ready_seconds: float
+    """From the start of the process until it could have begun to load weights."""
+    answer_text: str
+    answer_found: bool
+    decode_tokens: int
+    decode_seconds: float
+    """For `decode_tokens` tokens after the first."""
+    peak_memory_bytes: int
+    """Largest resident size of the process."""
+    peak_mlx_bytes: int
+    evidence: Evidence
+    before: MachineState
+    after: MachineState
+    suspended_seconds: float
+    """Difference of two clocks, one of which stops while the machine sleeps."""
+    started_at: str
+    """UTC, ISO 8601."""
+    environment: dict[str, str]
+    """Versions, BLAS, chip: what the process found."""
+
+
+class BlockReceipt(Frozen):
+    """Names the records of a block. A block is kept whole or not at all."""
+
+    cell: str
+    block: int
+    order: str
+    """ABBA or BAAB; A is the baseline."""
+    fingerprint: str
+    """Of everything that can change its numbers."""
+    parts: dict[str, str]
+    """The parts of the fingerprint by name."""
+    records: tuple[str, ...]
+    """Content hashes, in the order in which the trials ran; none when void."""
+    void: str | None = None
+    """Why there are no records."""
+    attempts: tuple[str, ...] = ()
+    """Reasons for which earlier tries at this block were thrown away, oldest first."""
