@@ -70,7 +70,7 @@ class Synthetic(Frozen):
     seed: int = Field(ge=0, lt=2**32)
     tokenizer: Name
     """The model whose tokenizer it borrows."""
-    config: dict[str, int | float | str | bool | None | dict[str, int | float | str | bool | None]]
+    config: dict[str, int | float | str | bool | dict[str, int | float | str | bool | None] | None]
     """config.json of mlx_lm, with its `model_type`; the vocabulary size is the tokenizer's."""
 
 
@@ -101,7 +101,7 @@ class LockedModel(Frozen):
 
 
 class ModelsLock(Frozen):
-    models: dict[Name, LockedModel] = {}
+    models: dict[Name, LockedModel] = Field(default_factory=dict)
 
 
 class Manifest(Frozen):
