@@ -63,6 +63,28 @@ class CellEstimate(Frozen):
     median_kl_nats: float | None
     problems: tuple[str, ...]
     """Void blocks and failed evidence, in words; empty when all is well."""
+    outcomes: dict[str, int] = {}
+    """How many treated trials ended as `sparse`, `dense` or `fallback: REASON`, those without a counted pair included."""
+    cached_trials: int = 0
+    """Trials whose KV cache was not empty when the clock started."""
+    baseline_problem: str | None = None
+    """Why the dense arm is too slow to be held against anything; None when nothing speaks against it."""
+
+
+class Drift(Frozen):
+    """How the dense seconds of one pair and length changed over the study (Theil-Sen)."""
+
+    pair: str
+    length: int
+    trials: int
+    change: float
+    """Slope times the span, as a share of the median: 0.06 is 6 % slower at the end."""
+    interval95: Interval
+    """Of `change`."""
+
+    @property
+    def found(self) -> bool:
+        return not self.interval95.low <= 0 <= self.interval95.high
 
 
 class Estimates(Frozen):
@@ -71,3 +93,5 @@ class Estimates(Frozen):
     placebo_margin: float | None
     """Largest |log ratio| that the placebo's 95 % interval allows: this machine's noise; None without a placebo."""
     voids: tuple[str, ...]
+    """Every block that was thrown away and every pair that does not count, in words."""
+    drift: tuple[Drift, ...] = ()

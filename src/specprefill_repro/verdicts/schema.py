@@ -1,8 +1,9 @@
 """Claim cards and verdicts, as they lie on disk."""
 
 from enum import StrEnum
+from typing import Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from specprefill_repro.estimates.schema import Interval
 from specprefill_repro.schema import Frozen
@@ -45,7 +46,9 @@ class Conditions(Frozen):
     memory_gib: float | None = None
     target: str | None = None
     draft: str | None = None
-    quantization: str | None = None
+    target_quantization: str | None = None
+    """Such as `5-bit`; `none` when the weights are not quantised."""
+    draft_quantization: str | None = None
     keep: float | None = None
     prompt_tokens: int | None = None
     prompt_tokens_stated: str | None = None
@@ -56,6 +59,8 @@ class Conditions(Frozen):
     """Expectations only: the pair of the study."""
     treatment: Treatment | None = None
     """Expectations only; published claims are about `speculative`."""
+    other: str | None = None
+    """A condition that no study of this package sets, such as a quantised KV cache: then nothing here matches it."""
 
 
 class Claim(Frozen):
@@ -73,6 +78,8 @@ class Claim(Frozen):
     """primary: the file itself was read; excerpt: a part of it; own: an expectation of this package."""
     metric: str
     value: float | None
+    """None: the source gives a range, a count or words; `value_stated` has them."""
+    value_stated: str | None = None
     unit: str
     trials: int | None
     spread: str | None
@@ -80,9 +87,38 @@ class Claim(Frozen):
     tie_margin: float = Field(default=0.03, gt=0, lt=1)
     primary: bool = False
     """Corrected together (Holm) with the other primary claims of its study."""
+    ruler: bool = False
+    """Expectations only: a control that must be met before any published claim gets a verdict."""
     rule: Rule
     conditions: Conditions
     note: str | None = None
+
+    @model_validator(mode="after")
+    def _rule_has_what_it_needs(self) -> Self:
+        if self.rule in (Rule.AT_LEAST, Rule.EQUAL, Rule.ANSWERS_KEPT, Rule.ANSWERS_LOST) and self.value is None:
+            raise ValueError(f"the rule {self.rule} needs a value")
+        if self.rule in (Rule.AT_LEAST, Rule.EQUAL) and not (self.value or 0) > 0:
+            raise ValueError("a speed-up is above 0")
+        if self.rule in (Rule.ANSWERS_KEPT, Rule.ANSWERS_LOST) and not 0 < (self.value or 0) < 1:
+            raise ValueError("a share of answers lies between 0 and 1")
+        if self.kind is not ClaimKind.EXPECTATION and (self.ruler or self.source_url is None):
+            raise ValueError("a published claim has the address of its source, and is never a ruler")
+        if self.kind is ClaimKind.EXPECTATION and (self.conditions.pair is None or self.conditions.treatment is None):
+            raise ValueError("an expectation names its pair and its treatment")
+        return self
+
+
+class Contradiction(Frozen):
+    """Two or more published statements that cannot all hold as they stand, or a weak point of one."""
+
+    id: str = Field(pattern=r"^[a-z0-9][a-z0-9-]{0,59}$")
+    sentence: str = Field(min_length=1)
+    claims: tuple[str, ...]
+    """Ids of the cards it is about; none when it is about code or wording alone."""
+    inference: bool = False
+    """It rests on arithmetic of this project, not on two sources that disagree in words."""
+    source: str
+    """Where both sides were read."""
 
 
 class Word(StrEnum):
@@ -128,6 +164,26 @@ class Verdict(Frozen):
     """About how many more pairs would settle an inconclusive verdict."""
 
 
+class Cause(Frozen):
+    """One possible reason for a missing gain, and what the evidence says about it."""
+
+    name: str
+    applies: bool
+    evidence: str
+
+
+class Attribution(Frozen):
+    """Why one cell shows no gain, or less than expected."""
+
+    cell: str
+    sentence: str
+    causes: tuple[Cause, ...]
+    """Every cause that was looked at, whether it applies or not; the most basic first."""
+
+
 class Verdicts(Frozen):
     study: str
     verdicts: tuple[Verdict, ...]
+    attributions: tuple[Attribution, ...] = ()
+    contradictions: tuple[Contradiction, ...] = ()
+    """Those that touch a claim above."""
