@@ -1,0 +1,84 @@
+"""Fingerprints of code: what a result depends on, no more and no less.
+
+The fingerprint of a module covers every module of this package that it imports, directly or not, also inside
+functions. Comments, docstrings and formatting do not count: they can't change a number. A module that is imported by
+name (importlib) is not followed; whoever does that names it (see trials/block.py).
+"""
+
+import ast
+import hashlib
+import importlib.util
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+
+PACKAGE = "specprefill_repro"
+
+
+def code_fingerprint(modules: Iterable[str]) -> str:
+    """SHA-256 over the code of the given modules and all modules of this package that they import."""
+    digest = hashlib.sha256()
+    for name in sorted(import_closure(modules)):
+        digest.update(f"{name}={_module_digest(_source(name))}\n".encode())
+    return digest.hexdigest()
+
+
+def import_closure(modules: Iterable[str]) -> set[str]:
+    """The given modules and every module of this package that they import, directly or not."""
+    found: set[str] = set()
+    waiting = list(modules)
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found.add(name)
+            waiting.extend(_imports(_source(name)))
+    return found
+
+
+def _source(module: str) -> Path:
+    spec = importlib.util.find_spec(module)
+    if spec is None or spec.origin is None:
+        raise ModuleNotFoundError(f"no module {module!r} to take a fingerprint of")
+    return Path(spec.origin)
+
+
+@cache
+def _tree(source: Path) -> ast.Module:
+    return ast.parse(source.read_bytes())
+
+
+def _imports(source: Path) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(_tree(source)):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            names.add(node.module)
+            # `from package import module` names a module too.
+            names.update(f"{node.module}.{alias.name}" for alias in node.names)
+    ours = {name for name in names if name.partition(".")[0] == PACKAGE}
+    return {name for name in ours if importlib.util.find_spec(name.rpartition(".")[0]) and _exists(name)}
+
+
+def _exists(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+@cache
+def _module_digest(source: Path) -> str:
+    tree = ast.parse(source.read_bytes())
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list):
+            # A bare string is a docstring, or the description of the field above it.
+            node.body = [  # type: ignore[attr-defined]
+                part for part in body if not (isinstance(part, ast.Expr) and _is_text(part.value))
+            ]
+    return hashlib.sha256(ast.dump(tree).encode()).hexdigest()
+
+
+def _is_text(value: ast.expr) -> bool:
+    return isinstance(value, ast.Constant) and isinstance(value.value, str)

@@ -1,0 +1,1 @@
+"""Prefilling with MLX: dense, speculative, and with randomly chosen chunks."""

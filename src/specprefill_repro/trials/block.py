@@ -1,0 +1,212 @@
+"""Run one block: four trials in the order A B B A or B A A B, kept whole or not at all."""
+
+import shutil
+import tempfile
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from specprefill_repro.files import content_id, read_model, sha256_file, write_json
+from specprefill_repro.fingerprint import code_fingerprint
+from specprefill_repro.gate.schema import GateResult
+from specprefill_repro.models.schema import Manifest
+from specprefill_repro.project import Project
+from specprefill_repro.prompts.needle import answer_found
+from specprefill_repro.prompts.schema import Prompt, PromptSet
+from specprefill_repro.study.plan import Arm, ArmKind, Cell, PlannedTrial, block_trials
+from specprefill_repro.study.schema import Study
+from specprefill_repro.trials.job import Job, Measurement
+from specprefill_repro.trials.lease import machine_lease
+from specprefill_repro.trials.machine import machine_facts
+from specprefill_repro.trials.progress import report
+from specprefill_repro.trials.schema import BlockReceipt, PromptFacts, TrialRecord
+from specprefill_repro.trials.store import Store
+from specprefill_repro.trials.trial import run_worker
+from specprefill_repro.trials.worker import ARM_MODULES
+
+ENGINE = "mlx-lm"
+
+
+def block_settings(project: Project, study: Study, cell: Cell) -> dict[str, str]:
+    """What is known before anything runs and can change a block's numbers, by name.
+
+    Snakemake gets this as a parameter of the block's rule. Prompts and models join in `block_fingerprint`.
+    """
+    return {
+        "code": code_fingerprint(
+            [
+                "specprefill_repro.trials.worker",
+                "specprefill_repro.prompts.needle",
+                *{ARM_MODULES[arm.kind] for arm in (cell.baseline, cell.treated)},
+            ]
+        ),
+        "environment": sha256_file(project.environment_lock),
+        "machine": content_id(machine_facts()),
+        "arms": content_id([cell.baseline.model_dump(mode="json"), cell.treated.model_dump(mode="json")]),
+        "prefill": content_id([study.prefill_step, study.warmup_tokens, study.prompts.answer_tokens]),
+    }
+
+
+def block_fingerprint(
+    settings: dict[str, str],
+    cell: Cell,
+    trials: tuple[PlannedTrial, ...],
+    prompts: PromptSet,
+    target: Manifest,
+    draft: Manifest,
+) -> tuple[str, dict[str, str]]:
+    """The fingerprint of a block, and its parts by name."""
+    parts = {
+        **settings,
+        "cell": cell.id,
+        "order": _order(trials),
+        "prompts": content_id([prompts.prompts[trial.prompt].sha256 for trial in trials]),
+        "target": target.weights_sha256,
+        "draft": draft.weights_sha256,
+    }
+    return content_id(parts), parts
+
+
+def run_block(project: Project, study: Study, cell: Cell, index: int) -> BlockReceipt:
+    """Measure block `index` of a cell, or find it in the store, and write its receipt to the study's folder.
+
+    Raises:
+        ReproError: a trial failed, twice in a row; nothing of the block is kept.
+    """
+    pair = study.pairs[cell.pair]
+    prompts = read_model(project.prompts(study.name, cell.pair, cell.length), PromptSet)
+    target = read_model(project.model_manifest(pair.target), Manifest)
+    draft = read_model(project.model_manifest(pair.draft), Manifest)
+    gate = read_model(project.gate(study.name, cell.pair), GateResult)
+    trials = block_trials(study.seed, cell, index)
+    fingerprint, parts = block_fingerprint(block_settings(project, study, cell), cell, trials, prompts, target, draft)
+    store = Store(project.store)
+
+    receipt = store.find_receipt(fingerprint)
+    if not gate.passed:
+        receipt = BlockReceipt(
+            cell=cell.id,
+            block=index,
+            order=_order(trials),
+            fingerprint=fingerprint,
+            parts=parts,
+            records=(),
+            void=f"the gate of pair {cell.pair} failed: {gate.failures}",
+        )
+    elif receipt is None:
+        records = _measure_block(project, study, cell, index, trials, prompts, target, draft, store)
+        receipt = BlockReceipt(
+            cell=cell.id,
+            block=index,
+            order=_order(trials),
+            fingerprint=fingerprint,
+            parts=parts,
+            records=records,
+        )
+        store.put_receipt(receipt)
+    write_json(project.block_receipt(study.name, cell.id, index), receipt)
+    report(block=cell.id, index=index)
+    return receipt
+
+
+def _order(trials: tuple[PlannedTrial, ...]) -> str:
+    return "".join("B" if trial.treated else "A" for trial in trials)
+
+
+def _measure_block(
+    project: Project,
+    study: Study,
+    cell: Cell,
+    index: int,
+    trials: tuple[PlannedTrial, ...],
+    prompts: PromptSet,
+    target: Manifest,
+    draft: Manifest,
+    store: Store,
+) -> tuple[str, ...]:
+    tokenizer = Tokenizer.from_file(str(project.model_folder(target.name) / "tokenizer.json"))
+    store.folder.mkdir(parents=True, exist_ok=True)
+    with machine_lease() as lease:
+        # Nobody else measures now, so whatever lies here was left by a run that was killed.
+        for leftover in store.folder.glob("block-*"):
+            shutil.rmtree(leftover, ignore_errors=True)
+        with tempfile.TemporaryDirectory(dir=store.folder, prefix="block-") as folder:
+            measured: list[TrialRecord] = []
+            for trial in trials:
+                arm = cell.treated if trial.treated else cell.baseline
+                prompt = prompts.prompts[trial.prompt]
+                file = Path(folder) / f"{trial.position}.f32"
+                job = Job(
+                    target_folder=str(project.model_folder(target.name)),
+                    draft_folder=str(project.model_folder(draft.name)) if arm.kind is ArmKind.SPECULATIVE else None,
+                    arm=arm,
+                    ids=prompt.ids,
+                    needle_tokens=prompt.needle_tokens,
+                    # The other prompt of this block: another text, so that nothing of the timed one is warm.
+                    warmup_ids=prompts.prompts[trial.prompt ^ 1].ids[: study.warmup_tokens],
+                    step=study.prefill_step,
+                    answer_tokens=study.prompts.answer_tokens,
+                    seed=f"{study.seed}/{cell.id}/{prompt.id}",
+                    logits_file=str(file),
+                )
+                report(trial=cell.id, index=index, position=trial.position, arm=arm.kind)
+                measurement = run_worker(job, lease)
+                answer = tokenizer.decode(list(measurement.tokens), skip_special_tokens=True)
+                measured.append(_record(cell, index, trial, arm, prompt, target, draft, measurement, answer))
+                report(done=cell.id, index=index, position=trial.position, seconds=measurement.seconds)
+            for trial, record in zip(trials, measured, strict=True):
+                file = Path(folder) / f"{trial.position}.f32"
+                store.adopt_log_probabilities(file, record.evidence.logits_sha256)
+            return tuple(store.put_record(record) for record in measured)
+
+
+def _record(
+    cell: Cell,
+    index: int,
+    trial: PlannedTrial,
+    arm: Arm,
+    prompt: Prompt,
+    target: Manifest,
+    draft: Manifest,
+    measurement: Measurement,
+    answer: str,
+) -> TrialRecord:
+    uses_draft = arm.kind is ArmKind.SPECULATIVE
+    return TrialRecord(
+        cell=cell.id,
+        block=index,
+        position=trial.position,
+        treated=trial.treated,
+        requested=arm,
+        outcome=measurement.outcome,
+        engine=ENGINE,
+        target=target.name,
+        draft=draft.name if uses_draft else None,
+        target_weights_sha256=target.weights_sha256,
+        draft_weights_sha256=draft.weights_sha256 if uses_draft else None,
+        prompt=PromptFacts(
+            id=prompt.id,
+            sha256=prompt.sha256,
+            tokens=len(prompt.ids),
+            kind=prompt.kind,
+            depth=prompt.depth,
+            answer=prompt.answer,
+        ),
+        seconds=measurement.seconds,
+        phases=measurement.phases,
+        load_seconds=measurement.load_seconds,
+        warmup_seconds=measurement.warmup_seconds,
+        ready_seconds=measurement.ready_seconds,
+        answer_text=answer,
+        answer_found=answer_found(prompt.answer, answer),
+        decode_tokens=len(measurement.tokens) - 1,
+        decode_seconds=measurement.decode_seconds,
+        peak_memory_bytes=measurement.peak_memory_bytes,
+        peak_mlx_bytes=measurement.peak_mlx_bytes,
+        evidence=measurement.evidence,
+        before=measurement.before,
+        after=measurement.after,
+        suspended_seconds=measurement.suspended_seconds,
+        started_at=measurement.started_at,
+        environment=measurement.environment,
+    )

@@ -1,0 +1,81 @@
+"""What a prefill leaves behind that proves which computation ran; read after the clock has stopped."""
+
+from collections.abc import Sequence
+from itertools import chain
+from pathlib import Path
+
+from specprefill_repro.files import content_id, sha256_file
+from specprefill_repro.prefill.architectures import attention_modules
+from specprefill_repro.prefill.arms import Prefilled
+from specprefill_repro.prefill.positions import rotary_is_original
+from specprefill_repro.study.plan import Arm, ArmKind
+from specprefill_repro.trials.schema import Evidence
+
+
+def gather_evidence(
+    prefilled: Prefilled,
+    target: object,
+    *,
+    needle: tuple[int, int],
+    cached_after: set[int],
+    key_dtype: str,
+    logits_file: Path,
+) -> Evidence:
+    """Evidence of a finished prefill whose context has ended (so that the restoring of the model is seen too)."""
+    kept = prefilled.kept
+    in_needle = sum(needle[0] <= position < needle[1] for position in kept)
+    modules = len(prefilled.rotary_seen)
+    return Evidence(
+        tokens_scored=prefilled.tokens_scored,
+        tokens_kept=len(kept),
+        kept_ranges=as_ranges(kept),
+        kept_sha256=content_id(kept),
+        rotary_positions_sha256=_seen_by_all(prefilled) if modules else None,
+        rotary_modules=modules,
+        rotary_modules_restored=len(attention_modules(target)) if modules and rotary_is_original(target) else 0,
+        cache_tokens_before=prefilled.cache_tokens_before,
+        cache_tokens_after=cached_after.pop() if len(cached_after) == 1 else -1,
+        key_dtype=key_dtype.rpartition(".")[2],
+        logits_dtype=str(prefilled.logits.dtype).rpartition(".")[2],
+        look_ahead_tokens=tuple(prefilled.look_ahead_tokens),
+        selection_seed=prefilled.selection_seed,
+        needle_kept=in_needle / (needle[1] - needle[0]),
+        first_token=prefilled.first_token,
+        logits_sha256=sha256_file(logits_file),
+    )
+
+
+def _seen_by_all(prefilled: Prefilled) -> str:
+    """Hash of the positions that queries and keys of every module were rotated by; says so when they differ."""
+    as_lists = {id(array): array.tolist() for seen in prefilled.rotary_seen for array in seen}
+    distinct = {
+        tuple(chain.from_iterable(as_lists[id(array)] for array in calls))
+        for seen in prefilled.rotary_seen
+        # Each pass rotates the queries, then the keys.
+        for calls in (seen[0::2], seen[1::2])
+    }
+    return content_id(list(distinct.pop())) if len(distinct) == 1 else f"{len(distinct)} different lists"
+
+
+def as_ranges(positions: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """Ascending positions as half-open ranges."""
+    ranges: list[tuple[int, int]] = []
+    for position in positions:
+        if ranges and ranges[-1][1] == position:
+            ranges[-1] = (ranges[-1][0], position + 1)
+        else:
+            ranges.append((position, position + 1))
+    return tuple(ranges)
+
+
+def outcome(arm: Arm, evidence: Evidence, tokens: int) -> str:
+    """`dense`, `sparse`, or `fallback: REASON`: what ran, whatever was asked for."""
+    if arm.kind is ArmKind.DENSE:
+        return "dense" if evidence.tokens_kept == tokens else "fallback: the dense arm did not read the whole prompt"
+    if evidence.rotary_positions_sha256 != evidence.kept_sha256:
+        return "fallback: the rotary embedding saw other positions than the kept ones"
+    if evidence.cache_tokens_after != evidence.tokens_kept:
+        return f"fallback: the KV cache holds {evidence.cache_tokens_after} of {evidence.tokens_kept} kept tokens"
+    if arm.kind is ArmKind.SPECULATIVE and evidence.tokens_scored != tokens:
+        return f"fallback: the draft scored {evidence.tokens_scored} of {tokens} tokens"
+    return "dense" if evidence.tokens_kept == tokens else "sparse"

@@ -1,0 +1,58 @@
+"""A process that must not outlive the one it works for."""
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+from typing import BinaryIO
+
+import psutil
+
+RUN_PROCESS = "SPECPREFILL_RUN_PROCESS"
+"""Environment variable: process id and start time of the run that everything below it belongs to."""
+
+
+def name_run(process: int) -> str:
+    """Value of RUN_PROCESS for a process; its start time tells it from a later one with the same id."""
+    return f"{process} {psutil.Process(process).create_time()}"
+
+
+def end_with_run() -> None:
+    """End this process as soon as the run named in the environment has ended; wakes only then, never polls."""
+    named = os.environ.get(RUN_PROCESS, "")
+    identity, _, started = named.partition(" ")
+    if not identity:
+        return
+    threading.Thread(target=_wait_and_exit, args=(int(identity), float(started)), daemon=True).start()
+
+
+def _wait_and_exit(identity: int, started: float) -> None:
+    try:
+        process = psutil.Process(identity)
+        if abs(process.create_time() - started) < 1:
+            process.wait()
+    except psutil.NoSuchProcess:
+        pass
+    _end_now()
+
+
+def end_with_pipe(pipe: BinaryIO) -> None:
+    """End this process as soon as the other end of `pipe` is closed, which the death of its holder does.
+
+    Linux also gets a signal from the kernel, so that it ends even inside a long computation.
+    """
+    if sys.platform.startswith("linux"):
+        set_parent_death_signal = 1
+        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
+
+    def wait() -> None:
+        while pipe.read(1):
+            pass
+        _end_now()
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def _end_now() -> None:
+    os._exit(3)

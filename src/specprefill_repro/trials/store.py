@@ -1,0 +1,96 @@
+"""The content-addressed store of records, under results/store.
+
+Records lie under the hash of their content and are never changed or deleted. A block's receipt lies under the
+fingerprint of everything that can change its numbers, and is written last: a block without one does not exist.
+Snakemake's own outputs are copies of receipts, so that a rerun that fails never destroys a measurement.
+"""
+
+import array
+from pathlib import Path
+
+from specprefill_repro.errors import Exit, ReproError
+from specprefill_repro.files import content_id, read_limited, read_model, sha256_file, write_json
+from specprefill_repro.trials.schema import BlockReceipt, TrialRecord
+
+MAX_LOGITS_BYTES = 4 * 2_000_000
+
+
+class Store:
+    """Records, log-probabilities and block receipts below one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def record_path(self, identity: str) -> Path:
+        return self.folder / "records" / identity[:2] / f"{identity}.json"
+
+    def log_probabilities_path(self, sha256: str) -> Path:
+        return self.folder / "logits" / f"{sha256}.f32"
+
+    def receipt_path(self, fingerprint: str) -> Path:
+        return self.folder / "blocks" / f"{fingerprint}.json"
+
+    def put_record(self, record: TrialRecord) -> str:
+        """Store a record and return its content hash; storing it again changes nothing."""
+        identity = content_id(record)
+        path = self.record_path(identity)
+        if not path.exists():
+            write_json(path, record)
+        return identity
+
+    def get_record(self, identity: str) -> TrialRecord:
+        """Read a record and check it against its name.
+
+        Raises:
+            ReproError: it is missing, or was changed.
+        """
+        path = self.record_path(identity)
+        record = read_model(path, TrialRecord)
+        found = content_id(record)
+        if found != identity:
+            raise ReproError(
+                f"The record {path} was changed: its content has the hash {found}.",
+                "Records are never edited; the file was damaged or altered by hand.",
+                f"Remove it and the block is measured again: rm '{path}'",
+                Exit.VERIFICATION,
+            )
+        return record
+
+    def adopt_log_probabilities(self, file: Path, sha256: str) -> None:
+        """Move the file that a worker wrote to its place."""
+        path = self.log_probabilities_path(sha256)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file.replace(path)
+
+    def log_probabilities(self, sha256: str) -> "array.array[float]":
+        """Float32 natural log-probabilities of a first token, one a vocabulary entry.
+
+        Raises:
+            ReproError: missing, or not what its name says.
+        """
+        path = self.log_probabilities_path(sha256)
+        content = read_limited(path, MAX_LOGITS_BYTES)
+        if sha256_file(path) != sha256 or len(content) % 4:
+            raise ReproError(
+                f"{path} was changed: its content has the hash {sha256_file(path)}.",
+                "The file was damaged or altered by hand.",
+                f"Remove it and the block is measured again: rm '{path}'",
+                Exit.VERIFICATION,
+            )
+        return array.array("f", content)
+
+    def put_receipt(self, receipt: BlockReceipt) -> None:
+        write_json(self.receipt_path(receipt.fingerprint), receipt)
+
+    def find_receipt(self, fingerprint: str) -> BlockReceipt | None:
+        """The receipt of a block that was measured before, if it and all it names are whole; else None."""
+        path = self.receipt_path(fingerprint)
+        if not path.exists():
+            return None
+        try:
+            receipt = read_model(path, BlockReceipt)
+            for identity in receipt.records:
+                self.log_probabilities(self.get_record(identity).evidence.logits_sha256)
+        except ReproError:
+            return None
+        return receipt if receipt.fingerprint == fingerprint else None

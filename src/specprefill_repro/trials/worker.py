@@ -1,0 +1,178 @@
+"""One trial in a clean process: `python -m specprefill_repro.trials.worker`.
+
+Reads one line from standard input: the parent's `time.perf_counter` (one clock for all processes) and a `Job`. Writes
+one `Answer` to standard output. Standard input stays open: when it closes, the parent is gone, and the worker ends.
+"""
+
+import gc
+import importlib
+import os
+import resource
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from specprefill_repro.errors import ReproError
+from specprefill_repro.files import write_bytes
+from specprefill_repro.study.plan import ArmKind
+from specprefill_repro.trials.clock import suspended_between, suspension_clocks
+from specprefill_repro.trials.job import Answer, Failure, Job, Measurement
+from specprefill_repro.trials.machine import machine_facts, machine_state, software_facts
+from specprefill_repro.trials.parent import end_with_pipe
+from specprefill_repro.trials.schema import Phases
+
+# By name, so that a change of one arm's code does not make the other arms' trials stale (see fingerprint.py).
+ARM_MODULES = {
+    ArmKind.DENSE: "specprefill_repro.prefill.dense",
+    ArmKind.SPECULATIVE: "specprefill_repro.prefill.speculative",
+    ArmKind.RANDOM: "specprefill_repro.prefill.random_selection",
+}
+
+
+def measure(job: Job, spawned_at: float) -> Measurement:
+    """Load, warm up, prefill once with the clock running, decode an answer, and gather the evidence.
+
+    Args:
+        spawned_at: the clock just before the parent started this process.
+
+    Raises:
+        ReproError: the model can't be used.
+    """
+    from specprefill_repro.prefill.blas import use_fast_blas
+
+    blas = use_fast_blas()
+    import mlx.core as mx
+
+    from specprefill_repro.prefill.architectures import end_tokens
+    from specprefill_repro.prefill.arms import Models, Request
+    from specprefill_repro.prefill.chunked import cached_tokens, log_probabilities, most_likely
+    from specprefill_repro.prefill.loading import load_model
+    from specprefill_repro.prefill.positions import check_vector_offsets
+    from specprefill_repro.trials.evidence import gather_evidence, outcome
+
+    prefill = importlib.import_module(ARM_MODULES[job.arm.kind]).prefill
+    ready_seconds = time.perf_counter() - spawned_at
+
+    start = time.perf_counter()
+    target, config = load_model(Path(job.target_folder))
+    draft, draft_ends = None, frozenset[int]()
+    if job.draft_folder is not None:
+        draft, draft_config = load_model(Path(job.draft_folder))
+        draft_ends = end_tokens(draft_config)
+    models = Models(target=target, draft=draft, draft_end_tokens=draft_ends)
+    load_seconds = time.perf_counter() - start
+
+    start = time.perf_counter()
+    check_vector_offsets(target)
+    warmup = Request(ids=job.warmup_ids, arm=job.arm, step=job.step, seed=job.seed)
+    with prefill(models, warmup) as warmed:
+        warmed.decode(warmed.first_token)
+    del warmed
+    mx.clear_cache()
+    warmup_seconds = time.perf_counter() - start
+
+    request = Request(ids=job.ids, arm=job.arm, step=job.step, seed=job.seed)
+    gc.collect()
+    gc.disable()
+    before = machine_state()
+    started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
+    sleep_before = suspension_clocks()
+    mx.reset_peak_memory()
+    mx.synchronize()
+    clock_start = time.perf_counter()
+    with prefill(models, request) as prefilled:
+        seconds = time.perf_counter() - clock_start
+        suspended = suspended_between(sleep_before, suspension_clocks())
+        peak_mlx = int(mx.get_peak_memory())
+        cached_after = {cached_tokens([entry]) for entry in prefilled.cache}
+        key_dtype = str(prefilled.cache[0].keys.dtype)
+        after = machine_state()
+
+        tokens = [prefilled.first_token]
+        decode_start = time.perf_counter()
+        ends = end_tokens(config)
+        while len(tokens) < job.answer_tokens and tokens[-1] not in ends:
+            tokens.append(most_likely(prefilled.decode(tokens[-1])))
+        decode_seconds = time.perf_counter() - decode_start
+    gc.enable()
+
+    logs = log_probabilities(prefilled.logits)
+    mx.eval(logs)
+    write_bytes(Path(job.logits_file), bytes(memoryview(logs)))
+    evidence = gather_evidence(
+        prefilled,
+        target,
+        needle=job.needle_tokens,
+        cached_after=cached_after,
+        key_dtype=key_dtype,
+        logits_file=Path(job.logits_file),
+    )
+    return Measurement(
+        seconds=seconds,
+        phases=_phases(clock_start, prefilled.marks),
+        load_seconds=load_seconds,
+        warmup_seconds=warmup_seconds,
+        ready_seconds=ready_seconds,
+        tokens=tuple(tokens),
+        decode_seconds=decode_seconds,
+        peak_memory_bytes=_peak_memory(),
+        peak_mlx_bytes=peak_mlx,
+        outcome=outcome(job.arm, evidence, len(job.ids)),
+        evidence=evidence,
+        before=before,
+        after=after,
+        suspended_seconds=suspended,
+        started_at=started_at,
+        environment={
+            **machine_facts(),
+            **software_facts(),
+            "blas": blas,
+            "device": str(mx.default_device()),
+        },
+    )
+
+
+def _phases(start: float, marks: list[tuple[str, float]]) -> Phases:
+    ends = [start, *(clock for _, clock in marks)]
+    durations = {name: clock - ends[index] for index, (name, clock) in enumerate(marks)}
+    return Phases(**durations)
+
+
+def _peak_memory() -> int:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _answer(job: Job, spawned_at: float) -> Answer:
+    try:
+        return Answer(measurement=measure(job, spawned_at))
+    except ReproError as error:
+        return Answer(failure=Failure(what=error.what, why=error.why, next=error.next))
+    except MemoryError as error:
+        return Answer(
+            failure=Failure(
+                what=f"A trial ran out of memory: {error}.",
+                why="Target, draft and KV cache together are larger than what this machine had free.",
+                next="Close other programs, or choose a smaller pair or shorter prompts in the study.",
+            )
+        )
+
+
+def main() -> None:
+    """Entry point of the worker process."""
+    # Whatever a library prints must not mix with the answer: standard output becomes standard error.
+    answer_pipe: Any = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    spawned_at, _, content = sys.stdin.buffer.readline().partition(b" ")
+    job = Job.model_validate_json(content)
+    end_with_pipe(sys.stdin.buffer)
+    answer_pipe.write(_answer(job, float(spawned_at)).model_dump_json().encode())
+    answer_pipe.flush()
+    # The watching thread still reads standard input; leave without waiting for it.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
