@@ -1,5 +1,7 @@
 """What the records say, cell by cell, as it lies on disk."""
 
+from pydantic import Field
+
 from specprefill_repro.schema import Frozen
 from specprefill_repro.study.schema import NeedleKind, Treatment
 
@@ -63,8 +65,8 @@ class CellEstimate(Frozen):
     median_kl_nats: float | None
     problems: tuple[str, ...]
     """Void blocks and failed evidence, in words; empty when all is well."""
-    outcomes: dict[str, int] = {}
-    """How many treated trials ended as `sparse`, `dense` or `fallback: REASON`, those without a counted pair included."""
+    outcomes: dict[str, int] = Field(default_factory=dict)
+    """How many treated trials ended as `sparse`, `dense` or `fallback: REASON`; also those that do not count."""
     cached_trials: int = 0
     """Trials whose KV cache was not empty when the clock started."""
     baseline_problem: str | None = None

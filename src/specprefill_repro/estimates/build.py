@@ -1,0 +1,138 @@
+"""Records to estimates: one plain function, the same whether the records come from the store or from a report."""
+
+from collections.abc import Mapping, Sequence
+from statistics import mean, median
+
+from specprefill_repro.estimates.pairing import LogProbabilities, Sorted, index_trials, pair_estimates, sort_trials
+from specprefill_repro.estimates.prediction import DenseTimes, baseline_problem, dense_times, predicted_speedup
+from specprefill_repro.estimates.schema import CellEstimate, Drift, Estimates, PairEstimate
+from specprefill_repro.estimates.statistics import drift, interval, share_interval, summary
+from specprefill_repro.gate.schema import GateResult
+from specprefill_repro.study.plan import Cell, plan_cells
+from specprefill_repro.study.schema import Study, Treatment
+from specprefill_repro.trials.schema import PHASES, BlockReceipt, TrialRecord
+
+
+def build_estimates(
+    study: Study,
+    records: Sequence[TrialRecord],
+    receipts: Sequence[BlockReceipt],
+    gates: Mapping[str, GateResult],
+    log_probabilities: LogProbabilities,
+) -> Estimates:
+    """Estimate every cell of a study.
+
+    Args:
+        records: those that the receipts name, in any order.
+        gates: by pair name.
+        log_probabilities: content hash -> float32 [vocabulary]; asked only for pairs that count.
+
+    Raises:
+        ReproError: two records stand for one trial.
+    """
+    cells = plan_cells(study)
+    index = index_trials(records)
+    by_cell: dict[str, list[BlockReceipt]] = {cell.id: [] for cell in cells}
+    for receipt in receipts:
+        if receipt.cell in by_cell:
+            by_cell[receipt.cell].append(receipt)
+    trials = {cell.id: sort_trials(cell, index, by_cell[cell.id], gates.get(cell.pair)) for cell in cells}
+    dense = [record for cell in cells for record in _dense_trials(trials[cell.id])]
+    times = dense_times(dense)
+    estimates = tuple(_cell(study, cell, trials[cell.id], times, log_probabilities) for cell in cells)
+    return Estimates(
+        study=study.name,
+        cells=estimates,
+        placebo_margin=_placebo_margin(estimates),
+        voids=tuple(f"{cell.cell}: {problem}" for cell in estimates for problem in cell.problems),
+        drift=_drifts(study, dense),
+    )
+
+
+def _dense_trials(trials: Sorted) -> list[TrialRecord]:
+    """Dense trials of pairs that count, in the order in which they ran."""
+    both = [record for twins in trials.counted for record in (twins.dense, twins.treated)]
+    return sorted((record for record in both if record.outcome == "dense"), key=_order)
+
+
+def _order(record: TrialRecord) -> tuple[str, str, int, int]:
+    return record.started_at, record.cell, record.block, record.position
+
+
+def _cell(
+    study: Study,
+    cell: Cell,
+    trials: Sorted,
+    times: Mapping[str, Mapping[int, DenseTimes]],
+    log_probabilities: LogProbabilities,
+) -> CellEstimate:
+    pairs = pair_estimates(trials.counted, log_probabilities)
+    dense = [twins.dense for twins in trials.counted]
+    treated = [twins.treated for twins in trials.counted]
+    ratios = [pair.log_ratio for pair in pairs]
+    found = sum(pair.dense_answer_found for pair in pairs)
+    lost = sum(pair.dense_answer_found and not pair.treated_answer_found for pair in pairs)
+    outcomes: dict[str, int] = {}
+    for record in trials.trials:
+        if record.treated:
+            outcomes[record.outcome] = outcomes.get(record.outcome, 0) + 1
+    known = {length: part.total for length, part in times.get(study.pairs[cell.pair].target, {}).items()}
+    dense_median = median(record.seconds for record in dense) if dense else None
+    kept = mean(record.evidence.tokens_kept for record in treated) if treated else None
+    return CellEstimate(
+        cell=cell.id,
+        pair=cell.pair,
+        treatment=cell.treatment,
+        length=cell.length,
+        nominal_keep=cell.keep,
+        actual_keep=None if kept is None else kept / cell.length,
+        pairs=pairs,
+        speedup=summary(ratios).speedup if ratios else None,
+        interval95=interval(ratios, 0.95),
+        interval90=interval(ratios, 0.90),
+        dense_median_seconds=dense_median,
+        treated_median_seconds=median(record.seconds for record in treated) if treated else None,
+        dense_phases=_median_phases(dense),
+        treated_phases=_median_phases(treated),
+        predicted_speedup=None if kept is None else predicted_speedup(study, cell, kept, times),
+        answers_dense=found,
+        answers_treated=sum(pair.treated_answer_found for pair in pairs),
+        answers_lost=lost,
+        answers_lost_interval=share_interval(lost, found),
+        first_token_agreement=mean(pair.same_first_token for pair in pairs) if pairs else None,
+        median_kl_nats=median(pair.kl_nats for pair in pairs) if pairs else None,
+        problems=trials.problems,
+        outcomes=outcomes,
+        cached_trials=sum(record.evidence.cache_tokens_before > 0 for record in trials.trials),
+        baseline_problem=None if dense_median is None else baseline_problem(cell.length, dense_median, known),
+    )
+
+
+def _median_phases(records: Sequence[TrialRecord]) -> dict[str, float]:
+    if not records:
+        return {}
+    return {phase: median(getattr(record.phases, phase) for record in records) for phase in PHASES}
+
+
+def _placebo_margin(cells: Sequence[CellEstimate]) -> float | None:
+    """Largest |log ratio| within the 95 % interval of all placebo pairs of the study together."""
+    pairs: list[PairEstimate] = [p for cell in cells if cell.treatment is Treatment.PLACEBO for p in cell.pairs]
+    if len(pairs) < 2:
+        return None
+    seen = summary([pair.log_ratio for pair in pairs])
+    return abs(seen.mean) + seen.half_width(0.95)
+
+
+def _drifts(study: Study, dense: Sequence[TrialRecord]) -> tuple[Drift, ...]:
+    """Drift of each target's dense seconds at each length, against the number of the trial in the study's order."""
+    number = {id(record): position for position, record in enumerate(sorted(dense, key=_order))}
+    groups: dict[tuple[str, int], list[TrialRecord]] = {}
+    pair_of = {cell.id: cell.pair for cell in plan_cells(study)}
+    for record in dense:
+        groups.setdefault((pair_of[record.cell], record.prompt.tokens), []).append(record)
+    drifts = []
+    for (pair, length), records in groups.items():
+        found = drift([number[id(record)] for record in records], [record.seconds for record in records])
+        if found is not None:
+            drifts.append(Drift(pair=pair, length=length, trials=len(records), change=found[0], interval95=found[1]))
+    return tuple(drifts)

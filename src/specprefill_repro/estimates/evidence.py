@@ -1,0 +1,102 @@
+"""Does the evidence of a trial prove that the computation named on its label is the one that was timed?
+
+Every check is decided without looking at how long anything took, except that the phases must add up to the total.
+"""
+
+from collections.abc import Iterator
+from functools import lru_cache
+
+from specprefill_repro.files import content_id
+from specprefill_repro.study.plan import ArmKind
+from specprefill_repro.trials.schema import TrialRecord
+
+PHASES_TOLERANCE = 0.02
+MAX_SUSPENDED_SECONDS = 0.1
+
+
+@lru_cache(maxsize=4096)
+def _positions_sha256(ranges: tuple[tuple[int, int], ...]) -> str:
+    return content_id([position for start, end in ranges for position in range(start, end)])
+
+
+def evidence_problems(record: TrialRecord) -> list[str]:
+    """What is wrong with one trial, in words; empty when its evidence is complete and consistent."""
+    return [*_computation(record), *_clock(record), *_machine(record)]
+
+
+def pair_problems(dense: TrialRecord, treated: TrialRecord) -> list[str]:
+    """What makes the two trials of a pair incomparable, in words."""
+    found = []
+    if dense.prompt.sha256 != treated.prompt.sha256:
+        found.append("the two arms read different prompts")
+    if dense.target_weights_sha256 != treated.target_weights_sha256:
+        found.append("the two arms ran different target weights")
+    if dense.engine != treated.engine:
+        found.append(f"the two arms ran on different engines: {dense.engine} and {treated.engine}")
+    for name in ("key_dtype", "logits_dtype"):
+        here, there = getattr(dense.evidence, name), getattr(treated.evidence, name)
+        if here != there:
+            found.append(f"{name} is {here} in the dense arm and {there} in the treated one")
+    if (dense.treated, treated.treated) != (False, True):
+        found.append("it does not hold one trial of each arm")
+    return found
+
+
+def _computation(record: TrialRecord) -> Iterator[str]:
+    evidence, total = record.evidence, record.prompt.tokens
+    sparse_arm = record.requested.kind in (ArmKind.SPECULATIVE, ArmKind.RANDOM)
+    if evidence.cache_tokens_before != 0:
+        yield f"{evidence.cache_tokens_before} tokens were in the KV cache when the clock started"
+    if sparse_arm and record.outcome != "sparse" and (record.outcome != "dense" or evidence.tokens_kept != total):
+        yield f"SpecPrefill did not run: the outcome is {record.outcome!r}"
+    if not sparse_arm and (record.outcome != "dense" or evidence.tokens_kept != total):
+        yield f"the dense arm was not dense: outcome {record.outcome!r}, {evidence.tokens_kept} of {total} tokens read"
+    yield from _kept_positions(record)
+    if evidence.cache_tokens_after != evidence.tokens_kept:
+        yield f"{evidence.cache_tokens_after} cache entries stand for {evidence.tokens_kept} kept tokens"
+    if evidence.rotary_modules_restored != evidence.rotary_modules:
+        yield f"only {evidence.rotary_modules_restored} of {evidence.rotary_modules} patched modules were restored"
+    if record.outcome == "sparse" and evidence.rotary_modules == 0:
+        yield "no rotary embedding was watched, so the kept tokens' positions are not proved"
+    selection = record.requested.selection
+    if len(evidence.look_ahead_tokens) > (selection.look_ahead if selection else 0):
+        yield f"{len(evidence.look_ahead_tokens)} look-ahead tokens, more than were asked for"
+    if record.requested.kind is ArmKind.SPECULATIVE and record.outcome == "sparse" and evidence.tokens_scored != total:
+        yield f"the draft read {evidence.tokens_scored} of {total} prompt tokens"
+
+
+def _kept_positions(record: TrialRecord) -> Iterator[str]:
+    evidence, total = record.evidence, record.prompt.tokens
+    ends = [0, *(end for _, end in evidence.kept_ranges)]
+    ordered = all(before <= start < end for before, (start, end) in zip(ends, evidence.kept_ranges, strict=False))
+    if not ordered or ends[-1] > total:
+        yield "the list of kept positions is not an ascending list of positions of the prompt"
+        return
+    listed = sum(end - start for start, end in evidence.kept_ranges)
+    if listed != evidence.tokens_kept:
+        yield f"{evidence.tokens_kept} tokens kept, but {listed} positions listed"
+    digest = _positions_sha256(evidence.kept_ranges)
+    if digest != evidence.kept_sha256:
+        yield "the hash of the kept positions is not that of the listed ones"
+    if evidence.rotary_positions_sha256 is None:
+        if record.outcome == "sparse":
+            yield "the positions that the target's rotary embedding saw were not recorded"
+    elif evidence.rotary_positions_sha256 != digest:
+        yield "the target's rotary embedding saw other positions than the kept ones"
+    if ends[-1] != total:
+        yield "the last prompt token was not kept"
+
+
+def _clock(record: TrialRecord) -> Iterator[str]:
+    if not record.seconds > 0:
+        yield f"the trial took {record.seconds} seconds"
+    elif abs(record.phases.total - record.seconds) > PHASES_TOLERANCE * record.seconds:
+        yield f"the phases add up to {record.phases.total:.3f} of {record.seconds:.3f} seconds"
+    if abs(record.suspended_seconds) >= MAX_SUSPENDED_SECONDS:
+        yield f"the machine slept for {record.suspended_seconds:.1f} seconds"
+
+
+def _machine(record: TrialRecord) -> Iterator[str]:
+    swapped = record.after.swap_out_bytes - record.before.swap_out_bytes
+    if swapped != 0:
+        yield f"{swapped:,} bytes were swapped out during the trial"

@@ -1,0 +1,121 @@
+"""From records and receipts to the pairs that count, and to the reasons why others do not."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from specprefill_repro.errors import Exit, ReproError
+from specprefill_repro.estimates.evidence import evidence_problems, pair_problems
+from specprefill_repro.estimates.schema import PairEstimate
+from specprefill_repro.estimates.statistics import kl_divergence, log_ratio, outliers
+from specprefill_repro.gate.schema import GateResult
+from specprefill_repro.study.plan import Cell
+from specprefill_repro.trials.schema import BlockReceipt, TrialRecord
+
+LogProbabilities = Callable[[str], object]
+"""Content hash -> float32 [vocabulary] log-probabilities of a first token."""
+
+Index = Mapping[tuple[str, int], Sequence[TrialRecord]]
+"""(cell, block) -> its trials in the order in which they ran."""
+
+
+@dataclass(frozen=True)
+class Twins:
+    """Two sound trials on one prompt, one of each arm, with the hashes of their records."""
+
+    dense: TrialRecord
+    treated: TrialRecord
+    dense_record: str
+    treated_record: str
+
+
+@dataclass(frozen=True)
+class Sorted:
+    """The trials of one cell, sorted into pairs that count and reasons why others do not."""
+
+    counted: tuple[Twins, ...]
+    problems: tuple[str, ...]
+    trials: tuple[TrialRecord, ...]
+    """All of them, sound or not."""
+
+
+def index_trials(records: Sequence[TrialRecord]) -> dict[tuple[str, int], list[TrialRecord]]:
+    """Group trials by cell and block, in the order in which they ran.
+
+    Raises:
+        ReproError: two records stand for one trial.
+    """
+    index: dict[tuple[str, int], list[TrialRecord]] = {}
+    for record in records:
+        index.setdefault((record.cell, record.block), []).append(record)
+    for (cell, block), trials in index.items():
+        trials.sort(key=lambda record: record.position)
+        positions = [record.position for record in trials]
+        if len(set(positions)) != len(positions):
+            raise ReproError(
+                f"Block {block} of {cell} has two records for one trial (positions {positions}).",
+                "Records of an earlier run of the block were read together with those of the present one.",
+                "Read only the records that the block's receipt names.",
+                Exit.VERIFICATION,
+            )
+    return index
+
+
+def sort_trials(cell: Cell, index: Index, receipts: Sequence[BlockReceipt], gate: GateResult | None) -> Sorted:
+    """Pair the trials of one cell. Whether a pair counts is decided without looking at how long it took."""
+    counted: list[Twins] = []
+    problems: list[str] = []
+    trials: list[TrialRecord] = []
+    if gate is None:
+        problems.append("the gate has not run for this pair of models, so no trial counts")
+    elif not gate.passed:
+        problems.append(f"the gate failed, so no trial counts: {gate.failures}")
+    for receipt in sorted(receipts, key=lambda receipt: receipt.block):
+        label = f"block {receipt.block}"
+        if receipt.void is not None:
+            problems.append(f"{label}: {receipt.void}")
+            continue
+        block = index.get((cell.id, receipt.block), [])
+        trials += block
+        if [record.position for record in block] != [0, 1, 2, 3] or len(receipt.records) != 4:
+            problems.append(f"{label}: {len(block)} of its 4 trials have a record")
+            continue
+        for first in (0, 2):
+            pair, hashes = block[first : first + 2], receipt.records[first : first + 2]
+            swap = pair[0].treated
+            dense, treated = (pair[1], pair[0]) if swap else (pair[0], pair[1])
+            dense_record, treated_record = (hashes[1], hashes[0]) if swap else (hashes[0], hashes[1])
+            found = [f"trial {record.position + 1}: {text}" for record in pair for text in evidence_problems(record)]
+            found += pair_problems(dense, treated)
+            if found:
+                problems.append(f"{label}, prompt {dense.prompt.id}: {'; '.join(found)}")
+            elif gate is not None and gate.passed:
+                counted.append(Twins(dense, treated, dense_record, treated_record))
+    return Sorted(tuple(counted), tuple(problems), tuple(trials))
+
+
+def pair_estimates(counted: Sequence[Twins], log_probabilities: LogProbabilities) -> tuple[PairEstimate, ...]:
+    """What each pair that counts says."""
+    ratios = [log_ratio(twins.dense.seconds, twins.treated.seconds) for twins in counted]
+    return tuple(
+        PairEstimate(
+            block=twins.dense.block,
+            prompt=twins.dense.prompt.id,
+            kind=twins.dense.prompt.kind,
+            dense_seconds=twins.dense.seconds,
+            treated_seconds=twins.treated.seconds,
+            log_ratio=ratio,
+            dense_record=twins.dense_record,
+            treated_record=twins.treated_record,
+            dense_answer_found=twins.dense.answer_found,
+            treated_answer_found=twins.treated.answer_found,
+            same_first_token=twins.dense.evidence.first_token == twins.treated.evidence.first_token,
+            kl_nats=_kl(twins, log_probabilities),
+            outlier=outlier,
+        )
+        for twins, ratio, outlier in zip(counted, ratios, outliers(ratios), strict=True)
+    )
+
+
+def _kl(twins: Twins, log_probabilities: LogProbabilities) -> float:
+    dense, treated = twins.dense.evidence.logits_sha256, twins.treated.evidence.logits_sha256
+    return 0.0 if dense == treated else kl_divergence(log_probabilities(dense), log_probabilities(treated))

@@ -1,0 +1,121 @@
+"""The speed-up that a cell's parts predict, each part measured without the arm that is predicted.
+
+    predicted = T_target(L) / (T_draft(L) + (look_ahead - 1) * step_draft + T_target(kept))
+
+T_target(L): the target's median dense seconds at the cell's length. T_draft(L): the draft's own median dense prefill at
+that length, known when the study also measures the draft as a target (as a pair `self` does); without it there is no
+prediction. step_draft: the draft's median seconds for one decoded token, from those same dense trials; the first of the
+look-ahead's queries is the last prompt token's, which the prefill computes anyway. T_target(kept): a*N + b*N^2 through
+the target's dense medians when two lengths or more are measured, else in proportion to the tokens. Kept tokens attend
+to kept tokens alone, so kept takes the place of N in both terms. Scoring and selection are left out: they are
+matters of milliseconds, and nothing but the predicted arm measures them. A random selection has no draft to pay for.
+
+The cost model is that of arXiv 2502.02789, 1 / (keep + draft cost / target cost), with measured seconds for operations
+and with the quadratic term that the paper leaves out.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+from scipy.optimize import nnls
+
+from specprefill_repro.study.plan import Cell
+from specprefill_repro.study.schema import Study, Treatment
+from specprefill_repro.trials.schema import TrialRecord
+
+SAME_LENGTH_MARGIN = 1.5
+"""How much slower than elsewhere a dense arm may be at one length: a whole machine that is busy for a while slows both
+arms of a block alike and does no harm, so only what no ordinary load explains counts."""
+OTHER_LENGTH_MARGIN = 1.05
+
+
+@dataclass(frozen=True)
+class PrefillCost:
+    """Seconds of a prefill of N tokens: linear * N + quadratic * N^2, both at least 0."""
+
+    linear: float
+    quadratic: float
+
+    def seconds(self, tokens: float) -> float:
+        return self.linear * tokens + self.quadratic * tokens**2
+
+
+def fit_cost(seconds: Mapping[int, float]) -> PrefillCost:
+    """Least squares on relative errors through {tokens: seconds}; from one length alone the cost is proportional.
+
+    Raises:
+        ValueError: nothing to fit.
+    """
+    if not seconds:
+        raise ValueError("a cost needs at least one measured length")
+    if len(seconds) == 1:
+        ((tokens, value),) = seconds.items()
+        return PrefillCost(value / tokens, 0.0)
+    lengths, values = np.asarray(list(seconds), dtype=float), np.asarray(list(seconds.values()), dtype=float)
+    columns = np.stack([lengths, lengths**2], axis=1) / values[:, None]
+    scale = columns.max(axis=0)
+    solution = nnls(columns / scale, np.ones(len(values)))[0] / scale
+    return PrefillCost(float(solution[0]), float(solution[1]))
+
+
+@dataclass(frozen=True)
+class DenseTimes:
+    """Medians over the dense trials of one model at one length, in seconds."""
+
+    total: float
+    prefill: float
+    step: float | None
+    """One decoded token; None when none was decoded."""
+
+
+def dense_times(dense: Iterable[TrialRecord]) -> dict[str, dict[int, DenseTimes]]:
+    """{target: {length: medians}} of sound dense trials."""
+    groups: dict[tuple[str, int], list[TrialRecord]] = {}
+    for record in dense:
+        groups.setdefault((record.target, record.prompt.tokens), []).append(record)
+    times: dict[str, dict[int, DenseTimes]] = {}
+    for (target, length), records in groups.items():
+        steps = [record.decode_seconds / record.decode_tokens for record in records if record.decode_tokens]
+        times.setdefault(target, {})[length] = DenseTimes(
+            total=median(record.seconds for record in records),
+            prefill=median(record.phases.target_prefill for record in records),
+            step=median(steps) if steps else None,
+        )
+    return times
+
+
+def predicted_speedup(
+    study: Study, cell: Cell, kept_tokens: float, times: Mapping[str, Mapping[int, DenseTimes]]
+) -> float | None:
+    """The formula above; None for a placebo, or when a part was not measured."""
+    pair = study.pairs[cell.pair]
+    target = times.get(pair.target, {})
+    if cell.treatment is Treatment.PLACEBO or cell.length not in target or cell.treated.selection is None:
+        return None
+    cost = fit_cost({length: measured.total for length, measured in target.items()})
+    spent = cost.seconds(kept_tokens)
+    if cell.treatment is Treatment.SPECULATIVE:
+        draft = times.get(pair.draft, {}).get(cell.length)
+        if draft is None or draft.step is None:
+            return None
+        spent += draft.prefill + (cell.treated.selection.look_ahead - 1) * draft.step
+    return target[cell.length].total / spent
+
+
+def baseline_problem(length: int, dense_seconds: float, known: Mapping[int, float]) -> str | None:
+    """Whether a cell's dense seconds are too slow to be true, held against the same target's other dense seconds.
+
+    `known` is {length: median seconds} over all cells. A dense prefill of more tokens takes longer, and its time grows
+    at most with the square of the length. One bad baseline makes a gain out of nothing.
+    """
+    for other, seconds in sorted(known.items()):
+        margin = SAME_LENGTH_MARGIN if other == length else OTHER_LENGTH_MARGIN
+        limit = margin * seconds * max(1.0, (length / other) ** 2)
+        if dense_seconds > limit:
+            return (
+                f"weak baseline: the dense arm took {dense_seconds:.4g} s for {length} tokens, though it takes "
+                f"{seconds:.4g} s for {other}; at most {limit:.4g} s would fit that"
+            )
+    return None
