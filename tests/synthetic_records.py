@@ -234,8 +234,8 @@ def _trial(
         ready_seconds=0.5,
         answer_text=f"It is {prompt.answer}." if found else "I do not know.",
         answer_found=found,
-        decode_tokens=study.prompts.answer_tokens,
-        decode_seconds=study.prompts.answer_tokens * _step_seconds(world, pair.target == pair.draft) * factor,
+        decode_tokens=study.prompts.answer_tokens - 1,
+        decode_seconds=(study.prompts.answer_tokens - 1) * _step_seconds(world, pair.target == pair.draft) * factor,
         peak_memory_bytes=2 << 30,
         peak_mlx_bytes=1 << 30,
         evidence=Evidence(
@@ -250,7 +250,7 @@ def _trial(
             cache_tokens_after=kept,
             key_dtype="float16" if "float32" in faults else "float32",
             logits_dtype="float32",
-            look_ahead_tokens=tuple(range(1, 1 + selection.look_ahead)) if draft and selection else (),
+            look_ahead_tokens=tuple(range(1, selection.look_ahead)) if draft and selection else (),
             selection_seed=f"{prompt.id}/{block}" if random_arm else None,
             needle_kept=float(needle_kept),
             first_token=int(np.argmax(log_p)),
@@ -313,7 +313,9 @@ def _physics(
     def prefill(tokens: int, share: float) -> float:
         return share * (world.per_token * tokens + world.per_token_squared * tokens**2)
 
-    dense = {"target_prefill": prefill(cell.length, share), "first_token": 0.001 * share}
+    # As the engine does it: all tokens but the last, then one pass of the last.
+    step = _step_seconds(world, pair.target == pair.draft)
+    dense = {"target_prefill": prefill(cell.length - 1, share), "first_token": step}
     dense_total = sum(dense.values())
     phases = dict.fromkeys(PHASES, 0.0)
     if not treated:
@@ -321,10 +323,10 @@ def _physics(
         return phases | {name: factor * seconds for name, seconds in dense.items()}
     if cell.treatment is Treatment.PLACEBO:
         return phases | dense
-    phases |= {"selection": 0.002, "target_prefill": prefill(kept, share), "first_token": 0.001 * share}
+    phases |= {"selection": 0.002, "target_prefill": prefill(kept - 1, share), "first_token": step}
     if drafted:
-        phases["draft_prefill"] = prefill(cell.length, world.draft_share)
-        phases["look_ahead"] = (study.selection.look_ahead - 1) * _step_seconds(world, True)
+        phases["draft_prefill"] = prefill(cell.length - 1, world.draft_share)
+        phases["look_ahead"] = study.selection.look_ahead * _step_seconds(world, True)
         phases["scoring"] = 2e-5 * cell.length
     ratio = _first_match(world.true_ratio, cell.id)
     scale = dense_total / ratio / sum(phases.values()) if ratio else 1.0

@@ -159,6 +159,7 @@ def test_share_interval_is_clopper_pearson(count: int, total: int) -> None:
     assert statistics.share_interval(0, 0) is None
 
 
+@settings(max_examples=20, deadline=None)
 @given(st.lists(st.floats(0, 1), max_size=12))
 def test_holm_agrees_with_pingouin_and_never_adds_significance(p_values: list[float]) -> None:
     kept = statistics.holm(p_values)

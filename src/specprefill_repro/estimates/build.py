@@ -8,7 +8,7 @@ from specprefill_repro.estimates.prediction import DenseTimes, baseline_problem,
 from specprefill_repro.estimates.schema import CellEstimate, Drift, Estimates, PairEstimate
 from specprefill_repro.estimates.statistics import drift, interval, share_interval, summary
 from specprefill_repro.gate.schema import GateResult
-from specprefill_repro.study.plan import Cell, plan_cells
+from specprefill_repro.study.plan import ArmKind, Cell, plan_cells
 from specprefill_repro.study.schema import Study, Treatment
 from specprefill_repro.trials.schema import PHASES, BlockReceipt, TrialRecord
 
@@ -52,7 +52,7 @@ def build_estimates(
 def _dense_trials(trials: Sorted) -> list[TrialRecord]:
     """Dense trials of pairs that count, in the order in which they ran."""
     both = [record for twins in trials.counted for record in (twins.dense, twins.treated)]
-    return sorted((record for record in both if record.outcome == "dense"), key=_order)
+    return sorted((record for record in both if record.requested.kind is ArmKind.DENSE), key=_order)
 
 
 def _order(record: TrialRecord) -> tuple[str, str, int, int]:

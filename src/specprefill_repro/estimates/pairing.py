@@ -65,10 +65,10 @@ def sort_trials(cell: Cell, index: Index, receipts: Sequence[BlockReceipt], gate
     counted: list[Twins] = []
     problems: list[str] = []
     trials: list[TrialRecord] = []
-    if gate is None:
-        problems.append("the gate has not run for this pair of models, so no trial counts")
-    elif not gate.passed:
-        problems.append(f"the gate failed, so no trial counts: {gate.failures}")
+    if receipts and (gate is None or not gate.passed):
+        reason = "has not run for this pair of models" if gate is None else f"failed: {gate.failures}"
+        measured = tuple(record for receipt in receipts for record in index.get((cell.id, receipt.block), []))
+        return Sorted((), (f"no trial counts, because the gate {reason}",), measured)
     for receipt in sorted(receipts, key=lambda receipt: receipt.block):
         label = f"block {receipt.block}"
         if receipt.void is not None:
@@ -88,7 +88,7 @@ def sort_trials(cell: Cell, index: Index, receipts: Sequence[BlockReceipt], gate
             found += pair_problems(dense, treated)
             if found:
                 problems.append(f"{label}, prompt {dense.prompt.id}: {'; '.join(found)}")
-            elif gate is not None and gate.passed:
+            else:
                 counted.append(Twins(dense, treated, dense_record, treated_record))
     return Sorted(tuple(counted), tuple(problems), tuple(trials))
 

@@ -2,13 +2,14 @@
 
     predicted = T_target(L) / (T_draft(L) + (look_ahead - 1) * step_draft + T_target(kept))
 
-T_target(L): the target's median dense seconds at the cell's length. T_draft(L): the draft's own median dense prefill at
+T_target(L): the target's median dense seconds at the cell's length. T_draft(L): the draft's own median dense seconds at
 that length, known when the study also measures the draft as a target (as a pair `self` does); without it there is no
-prediction. step_draft: the draft's median seconds for one decoded token, from those same dense trials; the first of the
-look-ahead's queries is the last prompt token's, which the prefill computes anyway. T_target(kept): a*N + b*N^2 through
-the target's dense medians when two lengths or more are measured, else in proportion to the tokens. Kept tokens attend
-to kept tokens alone, so kept takes the place of N in both terms. Scoring and selection are left out: they are
-matters of milliseconds, and nothing but the predicted arm measures them. A random selection has no draft to pay for.
+prediction. They hold the first of the look-ahead's queries, that of the last prompt token. step_draft: the median
+`first_token` phase of those dense trials, which is one pass of one token after the whole prompt, as each further query
+of the look-ahead is. T_target(kept): a*N + b*N^2 through the target's dense medians when two lengths or more are
+measured, else in proportion to the tokens. Kept tokens attend to kept tokens alone, so kept takes the place of N in
+both terms. Scoring and selection are left out: they are matters of milliseconds, and nothing but the predicted arm
+measures them. A random selection has no draft to pay for.
 
 The cost model is that of arXiv 2502.02789, 1 / (keep + draft cost / target cost), with measured seconds for operations
 and with the quadratic term that the paper leaves out.
@@ -65,9 +66,8 @@ class DenseTimes:
     """Medians over the dense trials of one model at one length, in seconds."""
 
     total: float
-    prefill: float
-    step: float | None
-    """One decoded token; None when none was decoded."""
+    step: float
+    """One pass of one token after the whole prompt."""
 
 
 def dense_times(dense: Iterable[TrialRecord]) -> dict[str, dict[int, DenseTimes]]:
@@ -77,11 +77,9 @@ def dense_times(dense: Iterable[TrialRecord]) -> dict[str, dict[int, DenseTimes]
         groups.setdefault((record.target, record.prompt.tokens), []).append(record)
     times: dict[str, dict[int, DenseTimes]] = {}
     for (target, length), records in groups.items():
-        steps = [record.decode_seconds / record.decode_tokens for record in records if record.decode_tokens]
         times.setdefault(target, {})[length] = DenseTimes(
             total=median(record.seconds for record in records),
-            prefill=median(record.phases.target_prefill for record in records),
-            step=median(steps) if steps else None,
+            step=median(record.phases.first_token for record in records),
         )
     return times
 
@@ -98,9 +96,9 @@ def predicted_speedup(
     spent = cost.seconds(kept_tokens)
     if cell.treatment is Treatment.SPECULATIVE:
         draft = times.get(pair.draft, {}).get(cell.length)
-        if draft is None or draft.step is None:
+        if draft is None:
             return None
-        spent += draft.prefill + (cell.treated.selection.look_ahead - 1) * draft.step
+        spent += draft.total + (cell.treated.selection.look_ahead - 1) * draft.step
     return target[cell.length].total / spent
 
 
