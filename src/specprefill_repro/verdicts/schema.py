@@ -71,7 +71,8 @@ class Claim(Frozen):
     statement: str = Field(min_length=1)
     """One sentence for a reader who has not read the source."""
     source: str = Field(min_length=1)
-    source_url: str | None
+    source_url: str | None = Field(pattern=r"^https://\S+$")
+    """None for an expectation alone."""
     location: str
     """Place in the source."""
     access: str
