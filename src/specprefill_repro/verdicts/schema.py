@@ -102,6 +102,8 @@ class Claim(Frozen):
             raise ValueError("a speed-up is above 0")
         if self.rule in (Rule.ANSWERS_KEPT, Rule.ANSWERS_LOST) and not 0 < (self.value or 0) < 1:
             raise ValueError("a share of answers lies between 0 and 1")
+        if self.primary and self.rule in (Rule.ANSWERS_KEPT, Rule.ANSWERS_LOST, Rule.SHOWN):
+            raise ValueError("only claims about speed that are judged are corrected together")
         if self.kind is not ClaimKind.EXPECTATION and (self.ruler or self.source_url is None):
             raise ValueError("a published claim has the address of its source, and is never a ruler")
         if self.kind is ClaimKind.EXPECTATION and (self.conditions.pair is None or self.conditions.treatment is None):

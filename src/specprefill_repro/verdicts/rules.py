@@ -1,0 +1,176 @@
+"""The table of verdicts as pure functions of intervals. docs/method.md shows the same table.
+
+R0 is the claimed ratio, tau the tolerance, delta the tie margin, [L, U] the 95 % interval of the speed-up. The first
+line that holds gives the word, on the left for a claim of a gain (R0 > 1 + delta), on the right for any other ratio:
+
+    tied        90 % interval inside the margin        reproduced  floor <= L, and U <= ceiling
+    slower      U < 1 / (1 + delta)                    exceeded    L > ceiling
+    reproduced  max(1, floor) <= L, and U <= ceiling   tied        90 % interval inside the margin
+    exceeded    L > ceiling                            slower      U < 1 / (1 + delta)
+    smaller     L > 1 + delta and U < floor            smaller     L > 1 + delta and U < floor
+
+The margin is [1/(1 + delta), 1 + delta]. For a claim of "at least" the floor is R0 (1 - tau), and U is not looked at;
+for a value, claimed or predicted, the floor is R0 / (1 + tau). The ceiling is R0 (1 + tau).
+Otherwise the verdict is inconclusive. Precedence matters only where a claimed gain is so small that its tolerance
+reaches the tie margin: there a tie is a tie, and nothing below 1 reproduces a gain.
+"""
+
+from dataclasses import dataclass
+
+from specprefill_repro.estimates.schema import Interval
+from specprefill_repro.estimates.statistics import MIN_PAIRS
+from specprefill_repro.verdicts.schema import Rule, Word
+
+SPEED_RULES = (Rule.AT_LEAST, Rule.EQUAL, Rule.PREDICTED, Rule.SLOWER, Rule.TIED)
+ANSWER_RULES = (Rule.ANSWERS_KEPT, Rule.ANSWERS_LOST)
+
+
+@dataclass(frozen=True)
+class Judged:
+    word: Word
+    sentence: str
+
+
+def judge_speed(
+    rule: Rule,
+    interval95: Interval | None,
+    interval90: Interval | None,
+    *,
+    pairs: int,
+    ratio: float | None,
+    tolerance: float,
+    margin: float,
+    invalid: str | None = None,
+) -> Judged:
+    """The verdict on a claim about speed.
+
+    Args:
+        interval95, interval90: of the speed-up; None below two pairs.
+        ratio: R0; None for the rules SLOWER and TIED.
+        margin: delta, as a share.
+        invalid: the gate, evidence or control that failed.
+
+    Raises:
+        ValueError: the rule is not about speed, or it needs a ratio and there is none.
+    """
+    if rule not in SPEED_RULES or (ratio is None) == (rule not in (Rule.SLOWER, Rule.TIED)):
+        raise ValueError(f"the rule {rule} can't be applied to a speed-up with the ratio {ratio}")
+    if invalid is not None:
+        return Judged(Word.INVALID, f"No verdict: {invalid}.")
+    if interval95 is None or interval90 is None or pairs < MIN_PAIRS:
+        return Judged(Word.INCONCLUSIVE, f"{pairs} of at least {MIN_PAIRS} pairs of trials count.")
+    if rule is Rule.SLOWER:
+        word = _slower(interval95, interval90, margin)
+    elif rule is Rule.TIED:
+        word = _tied(interval95, interval90, margin)
+    else:
+        assert ratio is not None
+        word = _ratio(rule, interval95, interval90, ratio, tolerance, margin)
+    return Judged(word, _sentence(rule, word, interval95, interval90, ratio, tolerance, margin))
+
+
+def judge_answers(
+    rule: Rule,
+    lost: int,
+    total: int,
+    interval95: Interval | None,
+    limit: float,
+    *,
+    pairs: int,
+    invalid: str | None = None,
+) -> Judged:
+    """The verdict on a claim about answers, from the Clopper-Pearson interval of the share lost of `total`.
+
+    Raises:
+        ValueError: the rule is not about answers.
+    """
+    if rule not in ANSWER_RULES:
+        raise ValueError(f"the rule {rule} is not about answers")
+    if invalid is not None:
+        return Judged(Word.INVALID, f"No verdict: {invalid}.")
+    if interval95 is None or pairs < MIN_PAIRS:
+        return Judged(
+            Word.INCONCLUSIVE, f"{pairs} of at least {MIN_PAIRS} pairs count, and dense prefill found {total} answers."
+        )
+    fewer, more = interval95.high < limit, interval95.low > limit
+    holds, fails = (fewer, more) if rule is Rule.ANSWERS_KEPT else (more, fewer)
+    word = Word.REPRODUCED if holds else Word.NOT_REPRODUCED if fails else Word.INCONCLUSIVE
+    place = "below" if fewer else "above" if more else "on both sides of"
+    return Judged(
+        word,
+        f"{lost} of the {total} answers that dense prefill found are lost; the 95 % interval of the share, "
+        f"{interval95.low:.0%} to {interval95.high:.0%}, lies {place} {limit:.0%}.",
+    )
+
+
+def _inside(interval: Interval, margin: float) -> bool:
+    return interval.low > 1 / (1 + margin) and interval.high < 1 + margin
+
+
+def _slower(wide: Interval, narrow: Interval, margin: float) -> Word:
+    if wide.high < 1 / (1 + margin):
+        return Word.REPRODUCED
+    if wide.low >= 1 / (1 + margin) or _inside(narrow, margin):
+        return Word.NOT_REPRODUCED
+    return Word.INCONCLUSIVE
+
+
+def _tied(wide: Interval, narrow: Interval, margin: float) -> Word:
+    if _inside(narrow, margin):
+        return Word.REPRODUCED
+    if wide.high < 1 / (1 + margin) or wide.low > 1 + margin:
+        return Word.NOT_REPRODUCED
+    return Word.INCONCLUSIVE
+
+
+def _ratio(rule: Rule, wide: Interval, narrow: Interval, ratio: float, tolerance: float, margin: float) -> Word:
+    gain = ratio > 1 + margin
+    floor = ratio * (1 - tolerance) if rule is Rule.AT_LEAST else ratio / (1 + tolerance)
+    ceiling = ratio * (1 + tolerance)
+    reproduced = wide.low >= (max(1.0, floor) if gain else floor) and (rule is Rule.AT_LEAST or wide.high <= ceiling)
+    tied, slower = _inside(narrow, margin), wide.high < 1 / (1 + margin)
+    if gain and tied:
+        return Word.TIED
+    if gain and slower:
+        return Word.SLOWER
+    if reproduced:
+        return Word.REPRODUCED
+    if wide.low > ceiling:
+        return Word.EXCEEDED
+    if tied:
+        return Word.TIED
+    if slower:
+        return Word.SLOWER
+    if wide.low > 1 + margin and wide.high < floor:
+        return Word.SMALLER
+    return Word.INCONCLUSIVE
+
+
+def _sentence(
+    rule: Rule, word: Word, wide: Interval, narrow: Interval, ratio: float | None, tolerance: float, margin: float
+) -> str:
+    measured = f"The 95 % interval of the speed-up, {wide.low:.3g} to {wide.high:.3g},"
+    tie = f"the tie margin of {margin:.2g} around 1"
+    inside = f"The 90 % interval of the speed-up, {narrow.low:.3g} to {narrow.high:.3g}, lies within {tie}."
+    if rule is Rule.TIED:
+        outside = f"{measured} lies outside {tie}."
+        return {Word.REPRODUCED: inside, Word.NOT_REPRODUCED: outside}.get(word, f"{measured} crosses {tie}.")
+    if rule is Rule.SLOWER:
+        faster = (
+            inside if _inside(narrow, margin) else f"{measured} lies above {1 / (1 + margin):.3g}: it is not slower."
+        )
+        return {
+            Word.REPRODUCED: f"{measured} lies below {1 / (1 + margin):.3g}: slower than dense.",
+            Word.NOT_REPRODUCED: faster,
+        }.get(word, f"{measured} holds both slower and not slower.")
+    assert ratio is not None
+    source = "the predicted" if rule is Rule.PREDICTED else "the claimed"
+    held = f"{source} {ratio:.3g} (tolerance {tolerance:.0%})"
+    return {
+        Word.REPRODUCED: f"{measured} agrees with {'at least ' if rule is Rule.AT_LEAST else ''}{held}.",
+        Word.EXCEEDED: f"{measured} lies above {held}.",
+        Word.SMALLER: f"{measured} shows a gain, but lies below {held}.",
+        Word.TIED: inside,
+        Word.SLOWER: f"{measured} lies below {1 / (1 + margin):.3g}: slower than dense.",
+        Word.INCONCLUSIVE: f"{measured} is too wide, or lies too near a border, to be held against {held}.",
+    }[word]
