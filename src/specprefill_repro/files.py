@@ -56,7 +56,7 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     except OSError as error:
-        _explain_write_error(error, path)
+        explain_write_error(error, path)
     temporary = Path(name)
     try:
         with os.fdopen(handle, "wb") as file:
@@ -72,13 +72,14 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
             os.close(folder)
     except OSError as error:
         temporary.unlink(missing_ok=True)
-        _explain_write_error(error, path)
+        explain_write_error(error, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
 
 
-def _explain_write_error(error: OSError, path: Path) -> NoReturn:
+def explain_write_error(error: OSError, path: Path) -> NoReturn:
+    """Raise a full disk or a missing permission as a ReproError about `path`; raise any other error as it is."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         raise ReproError(
             f"Could not write {path}: the disk is full.",

