@@ -7,7 +7,6 @@ name (importlib) is not followed; whoever does that names it (see trials/block.p
 
 import ast
 import hashlib
-import importlib.util
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -36,10 +35,19 @@ def import_closure(modules: Iterable[str]) -> set[str]:
 
 
 def _source(module: str) -> Path:
-    spec = importlib.util.find_spec(module)
-    if spec is None or spec.origin is None:
+    """File of a module of this package; found by name alone, since importing it could load heavy libraries."""
+    source = _find(module)
+    if source is None:
         raise ModuleNotFoundError(f"no module {module!r} to take a fingerprint of")
-    return Path(spec.origin)
+    return source
+
+
+def _find(module: str) -> Path | None:
+    path = Path(__file__).parent.joinpath(*module.split(".")[1:])
+    for candidate in (path.with_suffix(".py"), path / "__init__.py"):
+        if candidate.is_file():
+            return candidate
+    return None
 
 
 @cache
@@ -47,7 +55,8 @@ def _tree(source: Path) -> ast.Module:
     return ast.parse(source.read_bytes())
 
 
-def _imports(source: Path) -> set[str]:
+@cache
+def _imports(source: Path) -> frozenset[str]:
     names: set[str] = set()
     for node in ast.walk(_tree(source)):
         if isinstance(node, ast.Import):
@@ -56,15 +65,7 @@ def _imports(source: Path) -> set[str]:
             names.add(node.module)
             # `from package import module` names a module too.
             names.update(f"{node.module}.{alias.name}" for alias in node.names)
-    ours = {name for name in names if name.partition(".")[0] == PACKAGE}
-    return {name for name in ours if importlib.util.find_spec(name.rpartition(".")[0]) and _exists(name)}
-
-
-def _exists(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:
-        return False
+    return frozenset(name for name in names if name.partition(".")[0] == PACKAGE and _find(name) is not None)
 
 
 @cache

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from specprefill_repro.errors import ReproError
+
 
 @dataclass(frozen=True)
 class Project:
@@ -50,6 +52,9 @@ class Project:
     def study_results(self, study: str) -> Path:
         return self.results / "studies" / study
 
+    def model_receipt(self, study: str, model: str) -> Path:
+        return self.study_results(study) / "models" / f"{model}.json"
+
     def prompts(self, study: str, pair: str, length: int) -> Path:
         return self.study_results(study) / "prompts" / f"{pair}-{length}.json"
 
@@ -59,5 +64,28 @@ class Project:
     def block_receipt(self, study: str, cell: str, index: int) -> Path:
         return self.study_results(study) / "blocks" / cell / f"{index}.json"
 
+    def estimates(self, study: str) -> Path:
+        return self.study_results(study) / "estimates.json"
+
+    def verdicts(self, study: str) -> Path:
+        return self.study_results(study) / "verdicts.json"
+
     def report(self, study: str) -> Path:
         return self.root / "reports" / study / "index.html"
+
+
+def find_project(start: Path | None = None) -> Project:
+    """The project that the folder `start` (default: the current one) lies in, else the checkout this package is from.
+
+    Raises:
+        ReproError: neither holds a Snakefile.
+    """
+    here = (start or Path.cwd()).resolve()
+    for folder in (here, *here.parents, Path(__file__).resolve().parents[2]):
+        if (folder / "Snakefile").is_file() and (folder / "config" / "studies").is_dir():
+            return Project(folder)
+    raise ReproError(
+        f"No project found in {here} or above it.",
+        "The command works on a checkout of the project, which holds a Snakefile and config/studies.",
+        "cd into the checkout, then run it again.",
+    )

@@ -6,6 +6,9 @@ from enum import StrEnum
 from specprefill_repro.schema import Frozen
 from specprefill_repro.study.schema import Comparison, Selection, Study, Treatment
 
+PROMPT_SET = 24
+"""Prompts are made in multiples of this."""
+
 
 class ArmKind(StrEnum):
     """A way of prefilling; each is a module of `specprefill_repro.prefill`."""
@@ -93,5 +96,9 @@ def block_trials(seed: int, cell: Cell, block: int) -> tuple[PlannedTrial, ...]:
 
 
 def prompts_needed(study: Study, pair: str, length: int) -> int:
-    """How many prompts the largest cell of that pair and length takes."""
-    return max((2 * cell.blocks for cell in plan_cells(study) if (cell.pair, cell.length) == (pair, length)), default=0)
+    """How many prompts the largest cell of that pair and length takes, rounded up to a full set.
+
+    Rounded, so that a few more blocks do not change the file that finished blocks depend on.
+    """
+    largest = max((2 * cell.blocks for cell in plan_cells(study) if (cell.pair, cell.length) == (pair, length)), default=0)
+    return -(-largest // PROMPT_SET) * PROMPT_SET

@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import threading
+from pathlib import Path
 from typing import BinaryIO
 
 import psutil
@@ -16,6 +17,15 @@ RUN_PROCESS = "SPECPREFILL_RUN_PROCESS"
 def name_run(process: int) -> str:
     """Value of RUN_PROCESS for a process; its start time tells it from a later one with the same id."""
     return f"{process} {psutil.Process(process).create_time()}"
+
+
+def lead_run() -> None:
+    """Make this process the run that its jobs belong to, unless one is named already.
+
+    Jobs also find the commands of this process's environment first, whatever else is installed.
+    """
+    os.environ.setdefault(RUN_PROCESS, name_run(os.getpid()))
+    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
 
 
 def end_with_run() -> None:

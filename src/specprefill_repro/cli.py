@@ -1,0 +1,138 @@
+"""The command line: `specprefill-repro`. Commands read and check; the work is in the subpackages."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from specprefill_repro.errors import Exit, ReproError
+
+app = typer.Typer(
+    help="Does SpecPrefill shorten time to first token here, by how much, at what price, and if not, why not?",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+stage = typer.Typer(help="One stage of one study; what the Snakemake rules call.", no_args_is_help=True)
+app.add_typer(stage, name="stage", hidden=True)
+
+StudyName = Annotated[str, typer.Argument(help="Name of a file in config/studies, without .yaml")]
+
+
+@app.command()
+def run(study: StudyName = "demo") -> None:
+    """Run a study to its report; what is finished and not stale is not run again."""
+    from specprefill_repro.project import find_project
+    from specprefill_repro.run import run_study
+
+    run_study(find_project(), study)
+
+
+@app.command()
+def lock(models: Annotated[list[str], typer.Argument(help="Names of models in config/models.yaml")]) -> None:
+    """Record size and SHA-256 of every file of a model's source in config/models.lock.yaml."""
+    from specprefill_repro.models.fetch import lock_model
+    from specprefill_repro.project import find_project
+
+    for model in models:
+        entry = lock_model(find_project(), model)
+        typer.echo(f"{model}: {len(entry.files)} files locked")
+
+
+@stage.command("model")
+def stage_model(study: str, model: str) -> None:
+    """Fetch or derive a model and write its receipt."""
+    from specprefill_repro import stages
+
+    stages.model(study, model)
+
+
+@stage.command("prompts")
+def stage_prompts(study: str, pair: str, length: int) -> None:
+    """Write the prompts of one pair and length."""
+    from specprefill_repro import stages
+
+    stages.prompts(study, pair, length)
+
+
+@stage.command("gate")
+def stage_gate(study: str, pair: str) -> None:
+    """Check one pair."""
+    from specprefill_repro import stages
+
+    stages.gate(study, pair)
+
+
+@stage.command("block")
+def stage_block(study: str, cell: str, index: int) -> None:
+    """Measure one block."""
+    from specprefill_repro import stages
+
+    stages.block(study, cell, index)
+
+
+@stage.command("estimates")
+def stage_estimates(study: str) -> None:
+    """Records to estimates."""
+    from specprefill_repro import stages
+
+    stages.estimates(study)
+
+
+@stage.command("verdicts")
+def stage_verdicts(study: str) -> None:
+    """Estimates and claims to verdicts."""
+    from specprefill_repro import stages
+
+    stages.verdicts(study)
+
+
+@stage.command("report")
+def stage_report(study: str) -> None:
+    """Render the page."""
+    from specprefill_repro import stages
+
+    stages.report(study)
+
+
+def main() -> None:
+    """Entry point. Bad input gives three lines and an exit code, never a traceback."""
+    from specprefill_repro.trials.progress import report_error
+
+    in_stage = sys.argv[1:2] == ["stage"]
+    if in_stage:
+        from specprefill_repro.trials.parent import end_with_run
+
+        end_with_run()
+    try:
+        app(prog_name="specprefill-repro", standalone_mode=True)
+    except ReproError as error:
+        if in_stage:
+            report_error(error)
+        typer.echo(f"error: {error}", err=True)
+        raise SystemExit(int(error.exit_code)) from None
+    except KeyboardInterrupt:
+        typer.echo("Stopped. Finished blocks are kept; the same command goes on from there.", err=True)
+        raise SystemExit(130) from None
+    except Exception as error:
+        unexpected = unexpected_error(error)
+        if in_stage:
+            report_error(unexpected)
+            raise
+        typer.echo(f"error: {unexpected}", err=True)
+        raise SystemExit(int(Exit.UNEXPECTED)) from None
+
+
+def unexpected_error(error: Exception) -> ReproError:
+    """Words for an error that nobody foresaw; the full traceback stays in the log of the stage."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    place = f" in {Path(trace.tb_frame.f_code.co_filename).name}, line {trace.tb_lineno}" if trace else ""
+    return ReproError(
+        f"{type(error).__name__}{place}: {error}",
+        "A fault in this package that nobody foresaw.",
+        "Run the same command again; if it stays, report it with the log named above (results/studies/NAME/logs).",
+        Exit.UNEXPECTED,
+    )

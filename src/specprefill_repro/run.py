@@ -1,0 +1,191 @@
+"""Run a whole study with Snakemake, show how far it is, and say how it ended."""
+
+import fcntl
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from specprefill_repro.errors import Exit, ReproError
+from specprefill_repro.project import Project
+from specprefill_repro.staleness import models_of
+from specprefill_repro.study.load import load_study
+from specprefill_repro.study.plan import ArmKind, block_trials, plan_cells
+from specprefill_repro.study.schema import Study
+from specprefill_repro.trials.parent import RUN_PROCESS, name_run
+from specprefill_repro.trials.progress import PROGRESS_PIPE
+
+
+def run_study(project: Project, name: str) -> None:
+    """Run a study to its report. The same command goes on after any interruption.
+
+    Raises:
+        ReproError: the study is not valid, another run holds this checkout, or a stage failed.
+    """
+    console = Console(stderr=True)
+    study = load_study(project, name)
+    models_of(project, study)
+    with _only_run(project), tempfile.TemporaryDirectory(prefix="specprefill-") as folder:
+        pipe = Path(folder) / "progress"
+        os.mkfifo(pipe)
+        log = project.study_results(name) / "logs" / "snakemake.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "snakemake", "--config", f"study={name}", "--nolock"],
+                cwd=project.root,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env={**os.environ, PROGRESS_PIPE: str(pipe), RUN_PROCESS: name_run(os.getpid())},
+            )
+            try:
+                failures = _follow(process, pipe, _Work(study), console)
+            except KeyboardInterrupt:
+                console.print("Stopping after the trial that runs now is thrown away ...")
+                process.wait()
+                raise
+    if process.returncode != 0:
+        raise failures[0] if failures else _snakemake_failed(log, process.returncode)
+    console.print(f"Report: {os.path.relpath(project.report(name))}")
+
+
+@contextmanager
+def _only_run(project: Project) -> Iterator[None]:
+    """Hold this checkout; the lock goes with the process, however it ends."""
+    path = project.results / "run.lock"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise ReproError(
+            f"Could not write {path}: {error.strerror}.",
+            "The project's folder is read-only or belongs to another user.",
+            f"Check it with: ls -ld '{path.parent}'",
+            Exit.ENVIRONMENT,
+        ) from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError as error:
+        raise ReproError(
+            "Another run is at work in this checkout.",
+            f"It holds {path}.",
+            "Wait for it to end, or end it, and run the same command again.",
+            Exit.ENVIRONMENT,
+        ) from error
+    finally:
+        os.close(descriptor)
+
+
+@dataclass
+class _Work:
+    """How much there is to do, in units that are roughly proportional to time."""
+
+    study: Study
+    done: float = 0.0
+    spent: float = 0.0
+    """Seconds spent on what was measured in this run."""
+    measured: float = 0.0
+    """Units measured in this run."""
+    finished: set[tuple[str, int]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.cells = {cell.id: cell for cell in plan_cells(self.study)}
+        self.total = sum(
+            self.block_units(cell.id, index) for cell in self.cells.values() for index in range(cell.blocks)
+        )
+        self.blocks = sum(cell.blocks for cell in self.cells.values())
+
+    def block_units(self, cell: str, index: int) -> float:
+        return sum(
+            self.trial_units(cell, trial.treated) for trial in block_trials(self.study.seed, self.cells[cell], index)
+        )
+
+    def trial_units(self, cell: str, treated: bool) -> float:
+        """Prompt tokens that are read, roughly: enough for a guess that corrects itself."""
+        planned = self.cells[cell]
+        arm = planned.treated if treated else planned.baseline
+        return planned.length * {ArmKind.DENSE: 1.0, ArmKind.SPECULATIVE: 0.7, ArmKind.RANDOM: 0.4}[arm.kind]
+
+    def seconds_left(self) -> float | None:
+        return (self.total - self.done) * self.spent / self.measured if self.measured else None
+
+
+def _follow(process: "subprocess.Popen[bytes]", pipe: Path, work: _Work, console: Console) -> list[ReproError]:
+    """Show events as they come, until Snakemake has ended; wakes for events alone, so that it disturbs no trial."""
+    failures: list[ReproError] = []
+    descriptor = os.open(pipe, os.O_RDWR)
+
+    def tell_end() -> None:
+        process.wait()
+        os.write(descriptor, b'{"end": true}\n')
+
+    threading.Thread(target=tell_end, daemon=True).start()
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[left]}"))
+    with (
+        os.fdopen(descriptor, "rb") as events,
+        Progress(*columns, console=console, auto_refresh=False, disable=not console.is_terminal) as progress,
+    ):
+        task = progress.add_task("models, prompts, gate", total=work.blocks, left="")
+        started = time.monotonic()
+        for line in events:
+            event = _event(line)
+            if event.get("end"):
+                break
+            if "error" in event:
+                failures.append(ReproError(**event["error"]))
+            elif "warning" in event:
+                console.print(event["warning"], markup=False)
+            elif "stage" in event:
+                progress.update(task, description=str(event["stage"]))
+            elif "trial" in event:
+                started = time.monotonic()
+                progress.update(task, description=f"{event['trial']} {event['arm']}")
+            elif "done" in event:
+                work.spent += time.monotonic() - started
+                trial = block_trials(work.study.seed, work.cells[event["done"]], event["index"])[event["position"]]
+                units = work.trial_units(event["done"], trial.treated)
+                work.measured += units
+                work.done += units
+            elif "block" in event and (event["block"], event["index"]) not in work.finished:
+                work.finished.add((event["block"], event["index"]))
+                work.done = sum(work.block_units(*block) for block in work.finished)
+                progress.advance(task)
+            left = work.seconds_left()
+            progress.update(task, left="" if left is None else f"about {_minutes(left)} left")
+            progress.refresh()
+    process.wait()
+    return failures
+
+
+def _event(line: bytes) -> dict[str, Any]:
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return {}
+    return event if isinstance(event, dict) else {}
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{max(10, round(seconds, -1)):.0f} s"
+
+
+def _snakemake_failed(log: Path, status: int) -> ReproError:
+    return ReproError(
+        f"Snakemake ended with status {status}.",
+        "The end of its log says why.",
+        f"tail -n 40 '{log}'",
+        Exit.UNEXPECTED,
+    )

@@ -1,0 +1,162 @@
+"""One function a stage: reads the files of the stages before, writes its own. Callable without Snakemake."""
+
+import numpy as np
+
+from specprefill_repro import __version__
+from specprefill_repro.errors import ReproError
+from specprefill_repro.estimates.schema import Estimates
+from specprefill_repro.files import read_model, sha256_file, write_json, write_text
+from specprefill_repro.gate.schema import GateResult
+from specprefill_repro.models.schema import Manifest
+from specprefill_repro.project import Project, find_project
+from specprefill_repro.staleness import cells_by_id, models_of
+from specprefill_repro.study.load import load_study
+from specprefill_repro.study.schema import Study
+from specprefill_repro.trials.progress import report as tell
+from specprefill_repro.trials.schema import BlockReceipt, TrialRecord
+from specprefill_repro.trials.store import Store
+from specprefill_repro.verdicts.schema import Verdicts
+
+
+def model(study: str, name: str) -> None:
+    """Fetch or derive a model; the receipt is a copy of its manifest."""
+    from specprefill_repro.models.fetch import fetch_model
+
+    project = find_project()
+    tell(stage=f"model {name}")
+    manifest = fetch_model(project, name)
+    write_json(project.model_receipt(study, name), manifest)
+
+
+def prompts(study: str, pair: str, length: int) -> None:
+    """Write the prompts of one pair and length."""
+    from specprefill_repro.prompts.build import write_prompts
+
+    tell(stage=f"prompts {pair} {length}")
+    write_prompts(find_project(), study, pair, length)
+
+
+def gate(study: str, pair: str) -> None:
+    """Check one pair and write the result, passed or not."""
+    from specprefill_repro.gate.run import run_gate
+
+    project = find_project()
+    tell(stage=f"gate {pair}")
+    result = run_gate(project, load_study(project, study), pair)
+    if not result.passed:
+        tell(warning=f"The gate of pair {pair} failed; its trials are not timed. {result.failures}")
+
+
+def block(study: str, cell: str, index: int) -> None:
+    """Measure one block of four trials."""
+    from specprefill_repro.trials.block import run_block
+
+    project = find_project()
+    loaded = load_study(project, study)
+    cells = cells_by_id(loaded)
+    if cell not in cells:
+        raise ReproError(
+            f"The study {study!r} has no cell {cell!r}.",
+            f"It has: {', '.join(cells)}.",
+            "Give one of these.",
+        )
+    run_block(project, loaded, cells[cell], index)
+
+
+def estimates(study: str) -> None:
+    """Records to estimates."""
+    from specprefill_repro.estimates.build import build_estimates
+
+    project = find_project()
+    tell(stage="estimates")
+    loaded = load_study(project, study)
+    receipts, records = collect(project, loaded)
+    store = Store(project.store)
+    result = build_estimates(
+        loaded,
+        records,
+        receipts,
+        gates(project, loaded),
+        lambda sha256: np.frombuffer(store.log_probabilities(sha256), dtype=np.float32),
+    )
+    write_json(project.estimates(study), result)
+
+
+def verdicts(study: str) -> None:
+    """Estimates and claims to verdicts."""
+    from specprefill_repro.verdicts.build import build_verdicts
+    from specprefill_repro.verdicts.claims import load_claims, load_contradictions, study_claims
+    from specprefill_repro.verdicts.matching import facts_of
+
+    project = find_project()
+    tell(stage="verdicts")
+    loaded = load_study(project, study)
+    claims = load_claims(project)
+    _, records = collect(project, loaded)
+    result = build_verdicts(
+        loaded,
+        read_model(project.estimates(study), Estimates),
+        study_claims(loaded, claims),
+        facts_of(records, manifests(project, loaded)),
+        load_contradictions(project, claims),
+    )
+    write_json(project.verdicts(study), result)
+
+
+def report(study: str) -> None:
+    """Render the page and its machine-readable twins."""
+    from specprefill_repro.report.build import render_report
+    from specprefill_repro.report.data import ReportData
+    from specprefill_repro.report.tables import write_tables
+
+    project = find_project()
+    tell(stage="report")
+    loaded = load_study(project, study)
+    receipts, records = collect(project, loaded)
+    data = ReportData(
+        study=loaded,
+        estimates=read_model(project.estimates(study), Estimates),
+        verdicts=read_model(project.verdicts(study), Verdicts),
+        records=tuple(records),
+        receipts=tuple(receipts),
+        gates=gates(project, loaded),
+        models=manifests(project, loaded),
+        facts=page_facts(project, records),
+    )
+    page = project.report(study)
+    write_tables(data, page.parent)
+    write_text(page, render_report(data))
+
+
+def page_facts(project: Project, records: list[TrialRecord]) -> dict[str, str]:
+    """Machine, versions and pins as the page shows them: what the trials' processes found, when they agree."""
+    facts = {"environment lock (SHA-256)": sha256_file(project.environment_lock), "package": __version__}
+    for key in sorted({key for record in records for key in record.environment}):
+        found = sorted({record.environment.get(key, "not recorded") for record in records})
+        facts[key] = found[0] if len(found) == 1 else "differs between trials: " + "; ".join(found)
+    return facts
+
+
+def collect(project: Project, study: Study) -> tuple[list[BlockReceipt], list[TrialRecord]]:
+    """The receipts of a study's blocks and the records that they name.
+
+    Raises:
+        ReproError: one is missing or was changed.
+    """
+    store = Store(project.store)
+    receipts = [
+        read_model(project.block_receipt(study.name, cell.id, index), BlockReceipt)
+        for cell in cells_by_id(study).values()
+        for index in range(cell.blocks)
+    ]
+    return receipts, [store.get_record(identity) for receipt in receipts for identity in receipt.records]
+
+
+def gates(project: Project, study: Study) -> dict[str, GateResult]:
+    """The gate results of a study, by pair."""
+    return {pair: read_model(project.gate(study.name, pair), GateResult) for pair in study.pairs}
+
+
+def manifests(project: Project, study: Study) -> dict[str, Manifest]:
+    """The manifests of all models of a study, by name."""
+    return {name: read_model(project.model_receipt(study.name, name), Manifest) for name in models_of(project, study)}

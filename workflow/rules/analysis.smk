@@ -1,0 +1,35 @@
+# From records to estimates, and from estimates and claims to verdicts. Neither needs MLX.
+rule estimates:
+    input:
+        blocks=BLOCKS,
+        gates=GATES,
+    output:
+        f"{RESULTS}/estimates.json",
+    log:
+        f"{RESULTS}/logs/estimates.log",
+    conda:
+        "../../envs/pipeline.yaml"
+    params:
+        study=STUDY.name,
+        settings=lambda wildcards: staleness.estimates_parameter(PROJECT, STUDY),
+    shell:
+        "specprefill-repro stage estimates {params.study} 2> {log:q}"
+
+
+rule verdicts:
+    input:
+        estimates=f"{RESULTS}/estimates.json",
+        claims=staleness.claim_files(PROJECT),
+        blocks=BLOCKS,
+        models=RECEIPTS,
+    output:
+        f"{RESULTS}/verdicts.json",
+    log:
+        f"{RESULTS}/logs/verdicts.log",
+    conda:
+        "../../envs/pipeline.yaml"
+    params:
+        study=STUDY.name,
+        settings=lambda wildcards: staleness.verdicts_parameter(PROJECT, STUDY),
+    shell:
+        "specprefill-repro stage verdicts {params.study} 2> {log:q}"

@@ -1,0 +1,57 @@
+# What all rules share: the study, where things lie, and the command that runs one stage.
+import sys
+
+from specprefill_repro import staleness
+from specprefill_repro.errors import ReproError
+from specprefill_repro.models.load import base_of, load_definition
+from specprefill_repro.project import Project
+from specprefill_repro.study.load import load_study
+from specprefill_repro.trials.parent import lead_run
+
+lead_run()
+
+PROJECT = Project(Path(workflow.basedir))
+try:
+    STUDY = load_study(PROJECT, config["study"])
+    CELLS = staleness.cells_by_id(STUDY)
+    MODELS = staleness.models_of(PROJECT, STUDY)
+except ReproError as error:
+    sys.exit(f"{error}")
+
+RESULTS = f"results/studies/{STUDY.name}"
+REPORT = f"reports/{STUDY.name}/index.html"
+BLOCKS = [
+    f"{RESULTS}/blocks/{cell.id}/{index}.json"
+    for cell in CELLS.values()
+    for index in range(cell.blocks)
+]
+GATES = [f"{RESULTS}/gate/{pair}.json" for pair in STUDY.pairs]
+RECEIPTS = [f"{RESULTS}/models/{model}.json" for model in MODELS]
+
+
+wildcard_constraints:
+    model="[a-z0-9._-]+",
+    pair="[a-z0-9._-]+",
+    cell="[a-z0-9._-]+",
+    length="[0-9]+",
+    index="[0-9]+",
+
+
+def receipts_of_pair(wildcards):
+    pair = STUDY.pairs[wildcards.pair]
+    return sorted(
+        {f"{RESULTS}/models/{pair.target}.json", f"{RESULTS}/models/{pair.draft}.json"}
+    )
+
+
+def receipt_of_base(wildcards):
+    base = base_of(load_definition(PROJECT, wildcards.model).source)
+    return [] if base is None else [f"{RESULTS}/models/{base}.json"]
+
+
+def inputs_of_block(wildcards):
+    cell = CELLS[wildcards.cell]
+    return [
+        f"{RESULTS}/gate/{cell.pair}.json",
+        f"{RESULTS}/prompts/{cell.pair}-{cell.length}.json",
+    ]

@@ -1,0 +1,19 @@
+# Render the page, with every record inside.
+rule report:
+    input:
+        estimates=f"{RESULTS}/estimates.json",
+        verdicts=f"{RESULTS}/verdicts.json",
+        blocks=BLOCKS,
+        gates=GATES,
+        models=RECEIPTS,
+    output:
+        REPORT,
+    log:
+        f"{RESULTS}/logs/report.log",
+    conda:
+        "../../envs/pipeline.yaml"
+    params:
+        study=STUDY.name,
+        settings=lambda wildcards: staleness.report_parameter(PROJECT, STUDY),
+    shell:
+        "specprefill-repro stage report {params.study} 2> {log:q}"
