@@ -24,11 +24,13 @@ def test_speedup_above_one_means_that_the_treated_arm_is_faster() -> None:
     assert statistics.log_ratio(10.0, 20.0) == pytest.approx(-math.log(2))
 
 
+@settings(deadline=None)
 @given(positive, positive)
 def test_swapping_the_arms_inverts_the_speedup(dense: float, treated: float) -> None:
     assert statistics.speedup(dense, treated) * statistics.speedup(treated, dense) == pytest.approx(1)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(positive, positive), min_size=2, max_size=20), st.floats(1e-3, 1e3))
 def test_the_unit_of_time_does_not_matter(times: list[tuple[float, float]], unit: float) -> None:
     plain = statistics.summary([statistics.log_ratio(a, b) for a, b in times])
@@ -67,6 +69,7 @@ def test_tie_test_agrees_with_pingouin() -> None:
         assert statistics.tie_p_value(list(d), 0.03) == pytest.approx(float(table[p_column].iloc[0]), rel=1e-6)
 
 
+@settings(deadline=None)
 @given(log_ratios, st.floats(0.005, 0.5))
 def test_a_tie_is_exactly_a_90_percent_interval_inside_the_margin(values: list[float], margin: float) -> None:
     assume(spread(values) > 1e-6)
@@ -82,6 +85,7 @@ def test_equal_pairs_are_a_tie_or_not_without_a_warning() -> None:
     assert statistics.tie_p_value([0.05] * 5, 0.03) == 1.0
 
 
+@settings(deadline=None)
 @given(log_ratios)
 def test_the_interval_of_swapped_arms_is_the_inverted_one(values: list[float]) -> None:
     there, back = statistics.interval(values, 0.95), statistics.interval([-d for d in values], 0.95)
@@ -89,6 +93,7 @@ def test_the_interval_of_swapped_arms_is_the_inverted_one(values: list[float]) -
     assert (back.low, back.high) == pytest.approx((1 / there.high, 1 / there.low))
 
 
+@settings(deadline=None)
 @given(log_ratios)
 def test_a_higher_level_never_gives_a_narrower_interval(values: list[float]) -> None:
     narrow, wide = statistics.interval(values, 0.90), statistics.interval(values, 0.95)
@@ -114,12 +119,14 @@ def test_the_t_interval_covers_the_truth_as_often_as_it_says(pairs: int) -> None
     assert one.half_width(0.95) == pytest.approx(unit * d[0].std(ddof=1))
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(-2, 2), max_size=40), st.floats(0.005, 0.5), st.integers(1, 60))
 def test_the_stopping_rule_cannot_see_the_sign_of_the_effect(values: list[float], margin: float, cap: int) -> None:
     there = statistics.stopping_decision(values, margin, cap)
     assert there == statistics.stopping_decision([-d for d in values], margin, cap)
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(-0.2, 0.2), min_size=5, max_size=40), st.floats(-3, 3))
 def test_the_stopping_rule_cannot_see_the_size_of_the_effect(values: list[float], shift: float) -> None:
     width = statistics.summary(values).half_width(0.9)
@@ -143,6 +150,7 @@ def test_an_outlier_is_flagged_and_the_rest_is_not() -> None:
     assert statistics.outliers([0.1, 0.9]) == (False, False)
 
 
+@settings(deadline=None)
 @given(log_ratios, st.floats(-1, 1))
 def test_flags_do_not_depend_on_where_the_values_lie_or_on_the_direction(values: list[float], shift: float) -> None:
     assume(spread(values) > 1e-3)
@@ -202,7 +210,7 @@ def test_drift_of_very_many_trials_stays_cheap() -> None:
     assert found is not None and found[0] == pytest.approx(0.05, abs=0.005)
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 @given(st.integers(0, 2**32 - 1))
 def test_kl_divergence_agrees_with_scipy(seed: int) -> None:
     rng = np.random.default_rng(seed)
