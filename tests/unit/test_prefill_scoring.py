@@ -1,0 +1,59 @@
+"""Scores of prompt tokens against NumPy."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from specprefill_repro.prefill.look_ahead import Attention
+from specprefill_repro.prefill.scoring import attention_weights, average_pool, token_scores
+
+
+def layers(rng, count=3, heads=6, key_heads=2, queries=4, tokens=50, size=8):
+    return [
+        Attention(
+            queries=mx.array(rng.normal(size=(1, heads, queries, size)).astype(np.float32)),
+            keys=mx.array(rng.normal(size=(1, key_heads, tokens, size)).astype(np.float32)),
+            scale=size**-0.5,
+        )
+        for _ in range(count)
+    ]
+
+
+def numpy_scores(captured, pool):
+    best = None
+    for layer in captured:
+        queries, keys = np.array(layer.queries)[0].astype(float), np.array(layer.keys)[0].astype(float)
+        keys = np.repeat(keys, len(queries) // len(keys), axis=0)
+        products = queries @ keys.swapaxes(1, 2) * layer.scale
+        weights = np.exp(products - products.max(-1, keepdims=True))
+        weights /= weights.sum(-1, keepdims=True)
+        padded = np.pad(weights, ((0, 0), (0, 0), (pool // 2, pool // 2)))
+        pooled = np.lib.stride_tricks.sliding_window_view(padded, pool, axis=-1).mean(-1)
+        best = pooled.max(0) if best is None else np.maximum(best, pooled.max(0))
+    return best.mean(0)
+
+
+@pytest.mark.parametrize("pool", [1, 3, 13, 49])
+@pytest.mark.parametrize("key_heads", [1, 2, 6])
+def test_scores_equal_numpy(pool, key_heads):
+    captured = layers(np.random.default_rng(pool), key_heads=key_heads)
+    ours = np.array(token_scores(captured, pool))
+    np.testing.assert_allclose(ours, numpy_scores(captured, pool), rtol=2e-5, atol=1e-7)
+
+
+def test_attention_of_each_query_sums_to_one_over_the_prompt():
+    weights = np.array(attention_weights(layers(np.random.default_rng(0))[0]))
+    np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-5)
+
+
+def test_pooling_counts_what_lies_outside_the_prompt_as_zero():
+    pooled = np.array(average_pool(mx.ones((1, 10)), 5))[0]
+    np.testing.assert_allclose(pooled, [0.6, 0.8, 1, 1, 1, 1, 1, 1, 0.8, 0.6], rtol=1e-6)
+
+
+def test_scores_are_float32_for_half_precision_models():
+    captured = [
+        Attention(layer.queries.astype(mx.bfloat16), layer.keys.astype(mx.bfloat16), layer.scale)
+        for layer in layers(np.random.default_rng(1))
+    ]
+    assert token_scores(captured, 13).dtype == mx.float32
