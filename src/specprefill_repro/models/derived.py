@@ -73,8 +73,15 @@ def padded(base: Path, out: Path, layers: int, progress: Callable[[int, int], No
 def derived_bytes(base: Path, layers: int) -> int:
     """Bytes of weights that a derived model of so many layers will have."""
     tensors, count = _base_tensors(base)
-    in_layers = sum(tensor.nbytes for tensor in tensors if _layer(tensor.name) is not None)
-    return sum(tensor.nbytes for tensor in tensors) - in_layers + in_layers // count * layers
+    by_layer = [0] * count
+    rest = 0
+    for tensor in tensors:
+        layer = _layer(tensor.name)
+        if layer is None:
+            rest += tensor.nbytes
+        else:
+            by_layer[layer] += tensor.nbytes
+    return rest + sum(by_layer[layer % count] for layer in range(layers))
 
 
 def _identity(tensor: Tensor, layer: int) -> Tensor:
@@ -93,11 +100,11 @@ def _layer(name: str) -> int | None:
 def _base_tensors(base: Path) -> tuple[list[Tensor], int]:
     """All tensors of a model and the number of its layers, which must all be of one kind."""
     tensors = [tensor for path in sorted(base.glob("model*.safetensors")) for tensor in read_safetensors(path)]
-    kinds: dict[int, set[tuple[str, str, tuple[int, ...]]]] = {}
+    kinds: dict[int, set[str]] = {}
     for tensor in tensors:
         match = LAYER.fullmatch(tensor.name)
         if match:
-            kinds.setdefault(int(match[2]), set()).add((match[3], tensor.dtype, tensor.shape))
+            kinds.setdefault(int(match[2]), set()).add(match[3])
     alike = kinds and all(kind == kinds[0] for kind in kinds.values()) and sorted(kinds) == list(range(len(kinds)))
     if not alike:
         raise ReproError(

@@ -95,25 +95,21 @@ def cache_folder() -> Path:
 
 def _ask(source: HubSource, question: Any) -> Any:
     """Call the Hub; turn its errors into one in three parts."""
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        HTTPError,  # type: ignore[attr-defined]
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
+    from huggingface_hub import errors
 
+    http_error: type[Exception] = errors.HTTPError  # type: ignore[attr-defined]
     where = f"{source.repository} at {source.revision or 'its main branch'}"
     try:
         return question()
-    except GatedRepoError as error:
+    except errors.GatedRepoError as error:
         why = "The repository is gated: its licence must be accepted first."
         next_step = "Accept it on the model's page, then log in with: hf auth login"
         raise ReproError(f"Could not get {where}.", why, next_step, Exit.ENVIRONMENT) from error
-    except (RepositoryNotFoundError, RevisionNotFoundError) as error:
+    except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError) as error:
         why = "The Hub has no such repository or revision, or it is private."
         next_step = "Check `repository` and `revision` in config/models.yaml."
         raise ReproError(f"Could not get {where}.", why, next_step) from error
-    except (HTTPError, OSError, ValueError, RuntimeError) as error:
+    except (http_error, OSError, ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:200]
         why = "There is no network, the Hub cannot be reached, or it is switched off (HF_HUB_OFFLINE)."
         next_step = "Check the network and run the same command again; what was downloaded is kept."

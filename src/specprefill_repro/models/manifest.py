@@ -28,7 +28,7 @@ def load_manifest(project: Project, name: str) -> Manifest:
         raise ReproError(
             f"The model {name!r} is not there yet: {path} is missing.",
             "It has not been fetched, or the results folder was cleared.",
-            f"specprefill-repro fetch {name}",
+            "Run the study that uses it: ./reproduce STUDY",
         )
     return read_model(path, Manifest)
 
