@@ -321,14 +321,14 @@ def _physics(
     if not treated:
         factor = _first_match(world.dense_factor, cell.id) or 1.0
         return phases | {name: factor * seconds for name, seconds in dense.items()}
+    ratio = _first_match(world.true_ratio, cell.id)
     if cell.treatment is Treatment.PLACEBO:
-        return phases | dense
+        return phases | {name: seconds / (ratio or 1.0) for name, seconds in dense.items()}
     phases |= {"selection": 0.002, "target_prefill": prefill(kept - 1, share), "first_token": step}
     if drafted:
         phases["draft_prefill"] = prefill(cell.length - 1, world.draft_share)
         phases["look_ahead"] = study.selection.look_ahead * _step_seconds(world, True)
         phases["scoring"] = 2e-5 * cell.length
-    ratio = _first_match(world.true_ratio, cell.id)
     scale = dense_total / ratio / sum(phases.values()) if ratio else 1.0
     return {name: seconds * scale for name, seconds in phases.items()}
 

@@ -113,7 +113,7 @@ def baseline_problem(length: int, dense_seconds: float, known: Mapping[int, floa
         limit = margin * seconds * max(1.0, (length / other) ** 2)
         if dense_seconds > limit:
             return (
-                f"weak baseline: the dense arm took {dense_seconds:.4g} s for {length} tokens, though it takes "
+                f"the dense arm took {dense_seconds:.4g} s for {length} tokens, though it takes "
                 f"{seconds:.4g} s for {other}; at most {limit:.4g} s would fit that"
             )
     return None

@@ -22,7 +22,8 @@ NO_GAIN, NOTHING = "no gain", "nothing counts"
 
 
 def attribute(study: Study, cell: CellEstimate, margin: float, expected: float | None) -> Attribution | None:
-    """The reasons for one speculative cell; None when it shows a clear gain that is not short of `expected`.
+    """The reasons for one speculative cell; None when it shows a clear gain, over a sound baseline, that is
+    not short of `expected`.
 
     Args:
         margin: the tie margin as a share.
@@ -30,7 +31,7 @@ def attribute(study: Study, cell: CellEstimate, margin: float, expected: float |
     """
     if cell.treatment is not Treatment.SPECULATIVE or not (cell.outcomes or cell.pairs):
         return None
-    seen = cell.interval95
+    seen = cell.interval95 if cell.baseline_problem is None else None
     if seen is not None and seen.low > 1 + margin and not (expected is not None and seen.high < expected):
         return None
     causes = tuple(_causes(study, cell, margin))

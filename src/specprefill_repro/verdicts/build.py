@@ -188,7 +188,7 @@ def _summary(ratios: Sequence[float]) -> Summary:
 def _invalid(cell: CellEstimate) -> str | None:
     """The gate or evidence that failed, so that nothing may be said; None when pairs are left, or none was run."""
     if cell.baseline_problem is not None and cell.pairs:
-        return cell.baseline_problem
+        return f"weak baseline: {cell.baseline_problem}"
     if cell.problems and not cell.pairs:
         more = f" (and {len(cell.problems) - 1} more)" if len(cell.problems) > 1 else ""
         return cell.problems[0] + more

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import isclose, log
+from math import log
 
 from specprefill_repro.estimates.schema import CellEstimate
 from specprefill_repro.models.schema import Manifest
@@ -163,7 +163,7 @@ def _text(condition: str, claimed: str | None, here: str | None) -> ConditionMat
 
 
 def _number(condition: str, claimed: float | None, here: float | None, tolerance: float, words: str) -> ConditionMatch:
-    matches = claimed is not None and here is not None and isclose(here, claimed, rel_tol=tolerance)
+    matches = claimed is not None and here is not None and abs(here - claimed) <= tolerance * claimed
     return _row(
         condition,
         None if claimed is None else words.format(claimed),
