@@ -145,7 +145,7 @@ def _follow(process: "subprocess.Popen[bytes]", pipe: Path, work: _Work, console
             if event.get("end"):
                 break
             if "error" in event:
-                failures.append(ReproError(**event["error"]))
+                failures.append(_error(event["error"]))
             elif "warning" in event:
                 console.print(event["warning"], markup=False)
             elif "stage" in event:
@@ -176,6 +176,10 @@ def _event(line: bytes) -> dict[str, Any]:
     except ValueError:
         return {}
     return event if isinstance(event, dict) else {}
+
+
+def _error(told: dict[str, Any]) -> ReproError:
+    return ReproError(told["what"], told["why"], told["next"], Exit(told["exit_code"]))
 
 
 def _minutes(seconds: float) -> str:

@@ -10,6 +10,8 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
+from specprefill_repro.errors import Exit, ReproError
+
 
 def load_model(folder: Path) -> tuple[nn.Module, dict[str, Any]]:
     """Load weights and config of an MLX model folder; safetensors only, no code from the folder is run.
@@ -18,8 +20,19 @@ def load_model(folder: Path) -> tuple[nn.Module, dict[str, Any]]:
 
     Returns:
         The model, its weights evaluated, and the content of its config.json.
+
+    Raises:
+        ReproError: mlx_lm can't load it.
     """
-    model, config = _mlx_lm_utils().load_model(folder, lazy=True, trust_remote_code=False)
+    try:
+        model, config = _mlx_lm_utils().load_model(folder, lazy=True, trust_remote_code=False)
+    except (ValueError, KeyError, TypeError, OSError, RuntimeError) as error:
+        raise ReproError(
+            f"The model in {folder} could not be loaded: {' '.join(str(error).split())[:300]}",
+            "Its config.json does not fit its weights, or the installed mlx_lm does not know its type.",
+            "Check the model's source in config/models.yaml.",
+            Exit.VERIFICATION,
+        ) from error
     if mx.default_device() == mx.Device(mx.cpu) and "quantization" not in config:
         model.set_dtype(mx.float32)
     mx.eval(model.parameters())

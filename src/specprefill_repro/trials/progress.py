@@ -24,4 +24,11 @@ def report(**event: object) -> None:
 
 def report_error(error: ReproError) -> None:
     """Hand an error to the run that shows it to the user."""
-    report(error={"what": error.what[:1000], "why": error.why[:1000], "next": error.next[:1000]})
+    report(
+        error={
+            "what": error.what[:1000],
+            "why": error.why[:1000],
+            "next": error.next[:1000],
+            "exit_code": int(error.exit_code),
+        }
+    )
