@@ -206,7 +206,9 @@ def read_yaml_model(path: Path, model: type[Model]) -> Model:
         # JSON mode: a list may become a tuple, as it must when the same model is read back from JSON.
         return model.model_validate_json(canonical_json(value))
     except (ValidationError, TypeError, ValueError) as error:
-        summary = validation_summary(error) if isinstance(error, ValidationError) else str(error)
+        # The JSON writer refuses two things that YAML can hold: endless numbers, and keys that are not text.
+        other = "a number in it is .inf or .nan, or a key is not text"
+        summary = validation_summary(error) if isinstance(error, ValidationError) else other
         raise ReproError(
             f"{path} is not a valid {model.__name__.lower()}: {summary}",
             "A key is misspelt or missing, or its value is of the wrong kind or out of range.",

@@ -100,5 +100,7 @@ def prompts_needed(study: Study, pair: str, length: int) -> int:
 
     Rounded, so that a few more blocks do not change the file that finished blocks depend on.
     """
-    largest = max((2 * cell.blocks for cell in plan_cells(study) if (cell.pair, cell.length) == (pair, length)), default=0)
+    largest = max(
+        (2 * cell.blocks for cell in plan_cells(study) if (cell.pair, cell.length) == (pair, length)), default=0
+    )
     return -(-largest // PROMPT_SET) * PROMPT_SET

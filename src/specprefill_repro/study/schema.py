@@ -106,3 +106,15 @@ class Study(Frozen):
             if comparison.pair not in self.pairs:
                 raise ValueError(f"comparison of an unknown pair {comparison.pair!r}; known: {', '.join(self.pairs)}")
         return self
+
+    @model_validator(mode="after")
+    def _cells_are_distinct(self) -> Self:
+        seen = set()
+        for comparison in self.comparisons:
+            for length in comparison.lengths:
+                for keep in comparison.keep or (1.0,):
+                    cell = (comparison.pair, comparison.treatment, length, keep)
+                    if cell in seen:
+                        raise ValueError(f"{comparison.pair} {comparison.treatment} {length} {keep:g} stands twice")
+                    seen.add(cell)
+        return self

@@ -1,0 +1,188 @@
+"""Files: nothing half-written, nothing too large, nothing clever in YAML."""
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specprefill_repro.errors import Exit, ReproError
+from specprefill_repro.files import (
+    atomic_file,
+    canonical_json,
+    content_id,
+    read_model,
+    read_yaml,
+    read_yaml_model,
+    sha256_file,
+    write_json,
+    write_text,
+)
+from specprefill_repro.gate.schema import Check
+
+plain = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**53), 2**53)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=20,
+)
+
+
+@given(plain)
+def test_content_ids_do_not_depend_on_the_order_of_keys(value):
+    def reverse(part):
+        if isinstance(part, dict):
+            return {key: reverse(part[key]) for key in reversed(list(part))}
+        return [reverse(item) for item in part] if isinstance(part, list) else part
+
+    assert content_id(value) == content_id(reverse(value))
+    assert json.loads(canonical_json(value)) == value
+
+
+def test_hash_of_a_file_equals_hashlib(tmp_path):
+    content = os.urandom(5_000_000)
+    (tmp_path / "file").write_bytes(content)
+    blocks = []
+    assert sha256_file(tmp_path / "file", blocks.append) == hashlib.sha256(content).hexdigest()
+    assert sum(blocks) == len(content)
+
+
+def test_an_error_while_writing_leaves_the_old_file_and_no_other(tmp_path):
+    path = tmp_path / "record.json"
+    write_text(path, "old")
+    with pytest.raises(KeyboardInterrupt), atomic_file(path) as file:
+        file.write(b"half of the new")
+        raise KeyboardInterrupt
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_kill_9_while_writing_leaves_the_old_file(tmp_path):
+    path = tmp_path / "record.json"
+    write_text(path, "old")
+    code = (
+        "import os, signal, sys\n"
+        "from pathlib import Path\n"
+        "from specprefill_repro.files import atomic_file\n"
+        "with atomic_file(Path(sys.argv[1])) as file:\n"
+        "    file.write(b'x' * 1000000)\n"
+        "    file.flush()\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(path)], check=False)
+    assert done.returncode == -9
+    assert path.read_text() == "old"
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("mount"), reason="needs root to mount a small file system")
+def test_a_full_disk_is_explained_and_the_old_file_stays(tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=200k", "tmpfs", disk], check=False).returncode != 0:
+        pytest.skip("mounting a tmpfs is not allowed here")
+    try:
+        write_text(disk / "record.json", "old")
+        with pytest.raises(ReproError, match="disk is full") as error:
+            write_text(disk / "record.json", "x" * 1_000_000)
+        assert error.value.exit_code is Exit.ENVIRONMENT
+        assert (disk / "record.json").read_text() == "old"
+        assert [path.name for path in disk.iterdir()] == ["record.json"]
+    finally:
+        subprocess.run(["umount", disk], check=True)
+
+
+def test_a_folder_that_may_not_be_written_is_explained(tmp_path, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise PermissionError(13, "Permission denied")
+
+    # Root may write anywhere, so the refusal of the system is simulated.
+    monkeypatch.setattr("tempfile.mkstemp", refuse)
+    with pytest.raises(ReproError, match="Permission denied") as error:
+        write_text(tmp_path / "file", "x")
+    assert error.value.exit_code is Exit.ENVIRONMENT
+
+
+def yaml_file(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "study.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_an_alias_bomb_is_refused_at_once(tmp_path):
+    bomb = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+        f"{b}: &{b} [*{a}, *{a}, *{a}, *{a}, *{a}, *{a}, *{a}, *{a}, *{a}]\n"
+        for a, b in zip("abcdefgh", "bcdefghi", strict=True)
+    )
+    with pytest.raises(ReproError, match="aliases"):
+        read_yaml(yaml_file(tmp_path, bomb))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a: !!python/object/apply:os.system [id]",
+        "a: 1\na: 2",
+        "a: [1, 2",
+        "? [1, 2]\n: 3",
+        "\x00",
+        "- " * 3000,
+        "a: " + "[" * 3000,
+    ],
+)
+def test_yaml_that_is_not_plain_is_refused_without_a_traceback(tmp_path, text):
+    with pytest.raises(ReproError, match="not YAML"):
+        read_yaml(yaml_file(tmp_path, text))
+
+
+def test_a_large_file_is_refused_unread(tmp_path):
+    with pytest.raises(ReproError, match="larger than"):
+        read_yaml(yaml_file(tmp_path, "a: " + "x" * 10_000_000))
+
+
+def test_a_date_stays_text(tmp_path):
+    assert read_yaml(yaml_file(tmp_path, "day: 2026-03-20")) == {"day": "2026-03-20"}
+
+
+def test_a_missing_file_is_explained(tmp_path):
+    with pytest.raises(ReproError, match="Could not read"):
+        read_yaml(tmp_path / "nothing.yaml")
+    with pytest.raises(ReproError, match="Could not read"):
+        read_yaml(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("{name: a, passed: yes please, measured: x, required: x}", "passed"),
+        ("{name: a, passed: true, measured: x}", "required"),
+        ("{name: a, passed: true, measured: x, required: x, extra: 1}", "extra"),
+        ("[1, 2]", "the file"),
+        ("{name: a, passed: true, measured: .nan, required: x}", "nan"),
+    ],
+)
+def test_a_wrong_shape_names_the_key(tmp_path, text, place):
+    with pytest.raises(ReproError) as error:
+        read_yaml_model(yaml_file(tmp_path, text), Check)
+    assert place in error.value.what.lower()
+
+
+def test_what_is_written_is_read_back_equal(tmp_path):
+    check = Check(name="a", passed=True, measured="1", required="1", guards=(1, 2))
+    write_json(tmp_path / "check.json", check)
+    assert read_model(tmp_path / "check.json", Check) == check
+
+
+def test_a_damaged_file_is_explained(tmp_path):
+    (tmp_path / "check.json").write_text('{"name": "a", "pas')
+    with pytest.raises(ReproError, match="does not hold a valid Check") as error:
+        read_model(tmp_path / "check.json", Check)
+    assert error.value.exit_code is Exit.VERIFICATION

@@ -1,0 +1,142 @@
+"""Studies and plans: bad input is refused with its place; the order of trials obeys its laws."""
+
+import copy
+import json
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specprefill_repro.errors import ReproError
+from specprefill_repro.project import Project
+from specprefill_repro.study.load import load_study
+from specprefill_repro.study.plan import block_trials, plan_cells, prompts_needed
+from specprefill_repro.study.schema import Study
+
+STUDY = {
+    "name": "small",
+    "title": "t",
+    "question": "q",
+    "seed": 1,
+    "pairs": {"pair": {"target": "big", "draft": "small"}},
+    "prompts": {"kinds": ["number", "city"]},
+    "comparisons": [
+        {"pair": "pair", "treatment": "speculative", "lengths": [512, 1024], "keep": [0.1, 0.2], "blocks": 3},
+        {"pair": "pair", "treatment": "placebo", "lengths": [512], "blocks": 2},
+    ],
+}
+
+
+@pytest.fixture
+def project(tmp_path):
+    (tmp_path / "config" / "studies").mkdir(parents=True)
+    return Project(tmp_path)
+
+
+@pytest.fixture
+def load(project):
+    def from_values(values, name="small"):
+        project.study_file(name).write_text(yaml.safe_dump(json.loads(json.dumps(values))))
+        return load_study(project, name)
+
+    return from_values
+
+
+def test_cells_are_every_length_and_keep_rate(load):
+    cells = plan_cells(load(STUDY))
+    assert [cell.id for cell in cells] == [
+        "pair-512-speculative-keep0.1",
+        "pair-512-speculative-keep0.2",
+        "pair-1024-speculative-keep0.1",
+        "pair-1024-speculative-keep0.2",
+        "pair-512-placebo",
+    ]
+    assert cells[-1].treated.kind == "dense"
+    assert prompts_needed(load(STUDY), "pair", 512) >= 6
+
+
+def edited(path, value):
+    values = copy.deepcopy(STUDY)
+    place = values
+    for key in path[:-1]:
+        place = place[key]
+    if value is ...:
+        del place[path[-1]]
+    else:
+        place[path[-1]] = value
+    return values
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "named"),
+    [
+        (("comparisons", 0, "keep"), [0.0], "keep"),
+        (("comparisons", 0, "keep"), [1.5], "keep"),
+        (("comparisons", 0, "keep"), [-0.1], "keep"),
+        (("comparisons", 0, "keep"), ["0.2"], "keep"),
+        (("comparisons", 0, "keep"), [float("nan")], ".nan"),
+        (("comparisons", 0, "keep"), ..., "keep"),
+        (("comparisons", 1, "keep"), [0.2], "placebo"),
+        (("comparisons", 0, "pair"), "other", "other"),
+        (("comparisons", 0, "treatment"), "magic", "treatment"),
+        (("comparisons", 0, "lengths"), [12], "lengths"),
+        (("comparisons", 0, "lengths"), [], "lengths"),
+        (("comparisons", 0, "blocks"), 0, "blocks"),
+        (("comparisons",), [], "comparisons"),
+        (("comparisons",), [STUDY["comparisons"][1]] * 2, "twice"),
+        (("seed",), "one", "seed"),
+        (("seed",), True, "seed"),
+        (("pairs",), {}, "pairs"),
+        (("pairs",), {"pair": {"target": "big"}}, "draft"),
+        (("pairs",), {"../escape": {"target": "big", "draft": "small"}}, "escape"),
+        (("prompts", "kinds"), ["rhyme"], "kinds"),
+        (("colour",), "red", "colour"),
+        (("title",), ..., "title"),
+        (("selection",), {"pool": 12}, "pool"),
+    ],
+)
+def test_bad_values_are_refused_with_their_place(load, path, value, named):
+    with pytest.raises(ReproError) as error:
+        load(edited(path, value))
+    assert named in error.value.what
+
+
+def test_an_unknown_study_names_the_known_ones(load, project):
+    load(STUDY)
+    with pytest.raises(ReproError, match=r"no study 'nothing'; there are: small") as error:
+        load_study(project, "nothing")
+    assert "./reproduce small" in error.value.next
+
+
+@pytest.mark.parametrize("name", ["../../etc/passwd", "/etc/passwd", "", "small.yaml", "a b"])
+def test_a_name_that_is_a_path_is_an_unknown_study(load, project, name):
+    load(STUDY)
+    with pytest.raises(ReproError, match="There is no study"):
+        load_study(project, name)
+
+
+def test_a_renamed_file_is_refused(load):
+    with pytest.raises(ReproError, match="calls itself 'small'"):
+        load(STUDY, name="other")
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(0, 50))
+def test_a_block_is_mirrored_and_gives_each_prompt_to_both_arms(seed, index):
+    cell = plan_cells(Study.model_validate_json(json.dumps(STUDY)))[0]
+    trials = block_trials(seed, cell, index)
+    arms = [trial.treated for trial in trials]
+    assert arms in ([False, True, True, False], [True, False, False, True])
+    assert arms == arms[::-1]
+    assert [trial.position for trial in trials] == [0, 1, 2, 3]
+    for prompt in (2 * index, 2 * index + 1):
+        assert sorted(trial.treated for trial in trials if trial.prompt == prompt) == [False, True]
+    # A linear drift over the four positions adds the same to both arms.
+    assert sum(t.position for t in trials if t.treated) == sum(t.position for t in trials if not t.treated)
+
+
+def test_the_coin_of_the_first_arm_is_fair_and_seeded(load):
+    cell = plan_cells(load(STUDY))[0]
+    first = [block_trials(7, cell, index)[0].treated for index in range(400)]
+    assert first == [block_trials(7, cell, index)[0].treated for index in range(400)]
+    assert 150 < sum(first) < 250
