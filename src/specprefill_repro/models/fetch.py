@@ -127,6 +127,7 @@ def _make(
         files, packed = _fetch_gguf(name, source, entry, work, progress)
         gguf.convert_gguf(packed, out, write_progress)
     elif isinstance(source, HubSource):
+        hub.require_pinned(name, source)
         if entry is None:
             _require_room(hub.cache_folder(), hub.snapshot_bytes(source), name)
         hub.download_snapshot(name, source, out, progress)

@@ -31,7 +31,8 @@ def model_fingerprint(project: Project, name: str) -> str:
     files = local_files(project, name, source) if isinstance(source, LocalSource) else ()
     return content_id(
         {
-            "source": source.model_dump(mode="json"),
+            # The locked source: a revision that the definition leaves out and one that it names are the same.
+            "source": (lock.source if lock else source).model_dump(mode="json"),
             "lock": lock.model_dump(mode="json") if lock else None,
             "code": code_fingerprint([converter]) if converter else None,
             "base": model_fingerprint(project, base) if base else None,

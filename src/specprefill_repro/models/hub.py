@@ -24,20 +24,24 @@ def resolve_revision(source: HubSource) -> HubSource:
     return source.model_copy(update={"revision": revision})
 
 
-def download_snapshot(name: str, source: HubSource, out: Path, progress: Progress) -> None:
-    """Put configuration, tokenizer and safetensors of a pinned revision into the folder `out`.
-
-    They go through the Hub's own cache, so an interrupted download goes on where it was; then weights are linked.
-
-    Raises:
-        ReproError: the revision is not pinned, the Hub cannot be reached, or it has pickled weights only.
-    """
+def require_pinned(name: str, source: HubSource) -> None:
+    """Raise a ReproError when neither the definition nor the lock names a commit."""
     if source.revision is None:
         raise ReproError(
             f"{name}: no revision of {source.repository} is pinned.",
             "A branch moves, so that the same study would measure another model tomorrow.",
             f"specprefill-repro lock {name}",
         )
+
+
+def download_snapshot(name: str, source: HubSource, out: Path, progress: Progress) -> None:
+    """Put configuration, tokenizer and safetensors of a pinned revision into the folder `out`.
+
+    They go through the Hub's own cache, so an interrupted download goes on where it was; then weights are linked.
+
+    Raises:
+        ReproError: the Hub cannot be reached, or it has pickled weights only.
+    """
     from huggingface_hub import snapshot_download
 
     progress(f"download {source.repository}", 0, 0)
