@@ -17,6 +17,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+from specprefill_repro.engines.interface import engine_named
 from specprefill_repro.errors import Exit, ReproError
 from specprefill_repro.project import Project
 from specprefill_repro.staleness import models_of
@@ -36,6 +37,7 @@ def run_study(project: Project, name: str) -> None:
     console = Console(stderr=True)
     study = load_study(project, name)
     models_of(project, study)
+    engine_named(study.engine)
     with _only_run(project), tempfile.TemporaryDirectory(prefix="specprefill-") as folder:
         pipe = Path(folder) / "progress"
         os.mkfifo(pipe)

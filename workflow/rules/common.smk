@@ -2,6 +2,7 @@
 import sys
 
 from specprefill_repro import staleness
+from specprefill_repro.engines.interface import engine_named
 from specprefill_repro.errors import ReproError
 from specprefill_repro.models.load import base_of, load_definition
 from specprefill_repro.project import Project
@@ -15,6 +16,7 @@ try:
     STUDY = load_study(PROJECT, config["study"])
     CELLS = staleness.cells_by_id(STUDY)
     MODELS = staleness.models_of(PROJECT, STUDY)
+    engine_named(STUDY.engine)
 except ReproError as error:
     sys.exit(f"{error}")
 

@@ -91,6 +91,8 @@ class Study(Frozen):
     seed: int = Field(ge=0, lt=2**32)
     pairs: dict[Name, Pair] = Field(min_length=1)
     prompts: Prompts
+    engine: Name = "mlx-lm"
+    """What runs the models; a name from specprefill_repro.engines."""
     prefill_step: int = Field(default=2048, ge=16, le=65536)
     """Tokens per forward pass of a chunked prefill, in draft and target alike."""
     warmup_tokens: int = Field(default=2048, ge=16)

@@ -2,10 +2,12 @@
 
 import shutil
 import tempfile
+from contextlib import nullcontext
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from specprefill_repro.engines.interface import Engine, engine_named
 from specprefill_repro.files import content_id, read_model, sha256_file, write_json
 from specprefill_repro.fingerprint import code_fingerprint
 from specprefill_repro.gate.schema import GateResult
@@ -21,25 +23,21 @@ from specprefill_repro.trials.machine import machine_facts
 from specprefill_repro.trials.progress import report
 from specprefill_repro.trials.schema import BlockReceipt, PromptFacts, TrialRecord
 from specprefill_repro.trials.store import Store
-from specprefill_repro.trials.trial import run_worker
-from specprefill_repro.trials.worker import ARM_MODULES
-
-ENGINE = "mlx-lm"
 
 
-def block_settings(project: Project, study: Study, cell: Cell) -> dict[str, str]:
+def block_settings(project: Project, study: Study, cell: Cell, engine: Engine | None = None) -> dict[str, str]:
     """What is known before anything runs and can change a block's numbers, by name.
 
     Snakemake gets this as a parameter of the block's rule. Prompts and models join in `block_fingerprint`.
+
+    Args:
+        engine: by default the one that the study names.
     """
+    engine = engine or engine_named(study.engine)
+    arms = (cell.baseline.kind, cell.treated.kind)
     return {
-        "code": code_fingerprint(
-            [
-                "specprefill_repro.trials.worker",
-                "specprefill_repro.prompts.needle",
-                *{ARM_MODULES[arm.kind] for arm in (cell.baseline, cell.treated)},
-            ]
-        ),
+        "code": code_fingerprint(["specprefill_repro.prompts.needle", *engine.code(arms)]),
+        "engine": engine.name,
         "environment": sha256_file(project.environment_lock),
         "machine": content_id(machine_facts()),
         "arms": content_id([cell.baseline.model_dump(mode="json"), cell.treated.model_dump(mode="json")]),
@@ -67,19 +65,25 @@ def block_fingerprint(
     return content_id(parts), parts
 
 
-def run_block(project: Project, study: Study, cell: Cell, index: int) -> BlockReceipt:
+def run_block(project: Project, study: Study, cell: Cell, index: int, engine: Engine | None = None) -> BlockReceipt:
     """Measure block `index` of a cell, or find it in the store, and write its receipt to the study's folder.
+
+    Args:
+        engine: by default the one that the study names.
 
     Raises:
         ReproError: a trial failed, twice in a row; nothing of the block is kept.
     """
+    engine = engine or engine_named(study.engine)
     pair = study.pairs[cell.pair]
     prompts = read_model(project.prompts(study.name, cell.pair, cell.length), PromptSet)
     target = read_model(project.model_manifest(pair.target), Manifest)
     draft = read_model(project.model_manifest(pair.draft), Manifest)
     gate = read_model(project.gate(study.name, cell.pair), GateResult)
     trials = block_trials(study.seed, cell, index)
-    fingerprint, parts = block_fingerprint(block_settings(project, study, cell), cell, trials, prompts, target, draft)
+    fingerprint, parts = block_fingerprint(
+        block_settings(project, study, cell, engine), cell, trials, prompts, target, draft
+    )
     store = Store(project.store)
 
     receipt = store.find_receipt(fingerprint)
@@ -94,7 +98,7 @@ def run_block(project: Project, study: Study, cell: Cell, index: int) -> BlockRe
             void=f"the gate of pair {cell.pair} failed: {gate.failures}",
         )
     elif receipt is None:
-        records = _measure_block(project, study, cell, index, trials, prompts, target, draft, store)
+        records = _measure_block(project, study, engine, cell, index, trials, prompts, target, draft, store)
         receipt = BlockReceipt(
             cell=cell.id,
             block=index,
@@ -116,6 +120,7 @@ def _order(trials: tuple[PlannedTrial, ...]) -> str:
 def _measure_block(
     project: Project,
     study: Study,
+    engine: Engine,
     cell: Cell,
     index: int,
     trials: tuple[PlannedTrial, ...],
@@ -126,7 +131,7 @@ def _measure_block(
 ) -> tuple[str, ...]:
     tokenizer = Tokenizer.from_file(str(project.model_folder(target.name) / "tokenizer.json"))
     store.folder.mkdir(parents=True, exist_ok=True)
-    with machine_lease() as lease:
+    with machine_lease() if engine.needs_machine else nullcontext() as lease:
         # Nobody else measures now, so whatever lies here was left by a run that was killed.
         for leftover in store.folder.glob("block-*"):
             shutil.rmtree(leftover, ignore_errors=True)
@@ -150,9 +155,11 @@ def _measure_block(
                     logits_file=str(file),
                 )
                 report(trial=cell.id, index=index, position=trial.position, arm=arm.kind)
-                measurement = run_worker(job, lease)
+                measurement = engine.measure(job, lease)
                 answer = tokenizer.decode(list(measurement.tokens), skip_special_tokens=True)
-                measured.append(_record(cell, index, trial, arm, prompt, target, draft, measurement, answer))
+                measured.append(
+                    _record(engine.name, cell, index, trial, arm, prompt, target, draft, measurement, answer)
+                )
                 report(done=cell.id, index=index, position=trial.position, seconds=measurement.seconds)
             for trial, record in zip(trials, measured, strict=True):
                 file = Path(folder) / f"{trial.position}.f32"
@@ -161,6 +168,7 @@ def _measure_block(
 
 
 def _record(
+    engine: str,
     cell: Cell,
     index: int,
     trial: PlannedTrial,
@@ -179,7 +187,7 @@ def _record(
         treated=trial.treated,
         requested=arm,
         outcome=measurement.outcome,
-        engine=ENGINE,
+        engine=engine,
         target=target.name,
         draft=draft.name if uses_draft else None,
         target_weights_sha256=target.weights_sha256,

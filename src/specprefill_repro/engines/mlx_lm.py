@@ -1,0 +1,24 @@
+"""The engine of this package: mlx_lm's models in a clean process of our own, with SpecPrefill around them."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from specprefill_repro.study.plan import ArmKind
+from specprefill_repro.trials.job import Job, Measurement
+from specprefill_repro.trials.trial import run_worker
+from specprefill_repro.trials.worker import ARM_MODULES
+
+
+@dataclass(frozen=True)
+class MlxLm:
+    name: str = "mlx-lm"
+    needs_machine: bool = True
+
+    def code(self, arms: Iterable[ArmKind]) -> tuple[str, ...]:
+        return (__name__, *sorted({ARM_MODULES[arm] for arm in arms}))
+
+    def measure(self, job: Job, lease: int | None) -> Measurement:
+        return run_worker(job, lease)
+
+
+ENGINE = MlxLm()
