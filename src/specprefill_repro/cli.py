@@ -72,6 +72,14 @@ def stage_block(study: str, cell: str, index: int) -> None:
     stages.block(study, cell, index)
 
 
+@stage.command("stopping")
+def stage_stopping(study: str, cell: str, blocks: int) -> None:
+    """Decide whether a cell gets another block."""
+    from specprefill_repro import stages
+
+    stages.stopping(study, cell, blocks)
+
+
 @stage.command("estimates")
 def stage_estimates(study: str) -> None:
     """Records to estimates."""

@@ -64,6 +64,9 @@ class Project:
     def block_receipt(self, study: str, cell: str, index: int) -> Path:
         return self.study_results(study) / "blocks" / cell / f"{index}.json"
 
+    def stopping(self, study: str, cell: str, blocks: int) -> Path:
+        return self.study_results(study) / "stopping" / cell / f"{blocks}.json"
+
     def estimates(self, study: str) -> Path:
         return self.study_results(study) / "estimates.json"
 

@@ -110,6 +110,12 @@ class _Work:
         )
         self.blocks = sum(cell.blocks for cell in self.cells.values())
 
+    def allow(self, cell: str, index: int) -> None:
+        """Count in a block beyond those that always run: one that a noisy cell got."""
+        if index >= self.cells[cell].blocks:
+            self.blocks += 1
+            self.total += self.block_units(cell, index)
+
     def block_units(self, cell: str, index: int) -> float:
         return sum(
             self.trial_units(cell, trial.treated) for trial in block_trials(self.study.seed, self.cells[cell], index)
@@ -163,6 +169,8 @@ def _follow(process: "subprocess.Popen[bytes]", pipe: Path, work: _Work, console
                 work.done += units
             elif "block" in event and (event["block"], event["index"]) not in work.finished:
                 work.finished.add((event["block"], event["index"]))
+                work.allow(event["block"], event["index"])
+                progress.update(task, total=work.blocks)
                 work.done = sum(work.block_units(*block) for block in work.finished)
                 progress.advance(task)
             left = work.seconds_left()

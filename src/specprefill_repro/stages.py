@@ -4,13 +4,15 @@ import numpy as np
 
 from specprefill_repro import __version__
 from specprefill_repro.errors import ReproError
-from specprefill_repro.estimates.schema import Estimates
+from specprefill_repro.estimates.schema import Estimates, Look
+from specprefill_repro.estimates.stopping import blocks_to_run
 from specprefill_repro.files import read_model, sha256_file, write_json, write_text
 from specprefill_repro.gate.schema import GateResult
 from specprefill_repro.models.schema import Manifest
 from specprefill_repro.project import Project, find_project
 from specprefill_repro.staleness import cells_by_id, models_of
 from specprefill_repro.study.load import load_study
+from specprefill_repro.study.plan import Cell
 from specprefill_repro.study.schema import Study
 from specprefill_repro.trials.progress import report as tell
 from specprefill_repro.trials.schema import BlockReceipt, TrialRecord
@@ -61,6 +63,20 @@ def block(study: str, cell: str, index: int) -> None:
             "Give one of these.",
         )
     run_block(project, loaded, cells[cell], index)
+
+
+def stopping(study: str, cell: str, blocks: int) -> None:
+    """Look at the width of a cell's interval after so many blocks."""
+    from specprefill_repro.estimates.stopping import look
+
+    project = find_project()
+    loaded = load_study(project, study)
+    planned = cells_by_id(loaded)[cell]
+    receipts = block_receipts(project, loaded, planned, blocks)
+    store = Store(project.store)
+    records = [store.get_record(identity) for receipt in receipts for identity in receipt.records]
+    gate = read_model(project.gate(study, planned.pair), GateResult)
+    write_json(project.stopping(study, cell, blocks), look(planned, records, receipts, gate))
 
 
 def estimates(study: str) -> None:
@@ -145,11 +161,21 @@ def collect(project: Project, study: Study) -> tuple[list[BlockReceipt], list[Tr
     """
     store = Store(project.store)
     receipts = [
-        read_model(project.block_receipt(study.name, cell.id, index), BlockReceipt)
+        receipt
         for cell in cells_by_id(study).values()
-        for index in range(cell.blocks)
+        for receipt in block_receipts(project, study, cell, blocks_run(project, study, cell))
     ]
     return receipts, [store.get_record(identity) for receipt in receipts for identity in receipt.records]
+
+
+def block_receipts(project: Project, study: Study, cell: Cell, blocks: int) -> list[BlockReceipt]:
+    """The receipts of the first blocks of a cell."""
+    return [read_model(project.block_receipt(study.name, cell.id, index), BlockReceipt) for index in range(blocks)]
+
+
+def blocks_run(project: Project, study: Study, cell: Cell) -> int:
+    """How many blocks of a cell belong to the study, as its looks decided."""
+    return blocks_to_run(cell, lambda blocks: read_model(project.stopping(study.name, cell.id, blocks), Look).stop)
 
 
 def gates(project: Project, study: Study) -> dict[str, GateResult]:

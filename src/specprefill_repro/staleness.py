@@ -46,6 +46,13 @@ def block_parameter(project: Project, study: Study, cell: Cell) -> str:
     return _line(block_settings(project, study, cell))
 
 
+def stopping_parameter(project: Project, study: Study, cell: Cell) -> str:
+    """Of checkpoint `stopping`: the rule's code and the cap."""
+    return _line(
+        {"code": code_fingerprint(["specprefill_repro.estimates.stopping"]), "most": str(cell.most_blocks)},
+    )
+
+
 def estimates_parameter(project: Project, study: Study) -> str:
     """Of rule `estimates`: the statistics' code."""
     return _line({"code": code_fingerprint(["specprefill_repro.estimates.build"])})

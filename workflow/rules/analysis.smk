@@ -1,7 +1,7 @@
 # From records to estimates, and from estimates and claims to verdicts. Neither needs MLX.
 rule estimates:
     input:
-        blocks=BLOCKS,
+        *BLOCKS,
         gates=GATES,
     output:
         f"{RESULTS}/estimates.json",
@@ -18,9 +18,9 @@ rule estimates:
 
 rule verdicts:
     input:
+        *BLOCKS,
         estimates=f"{RESULTS}/estimates.json",
         claims=staleness.claim_files(PROJECT),
-        blocks=BLOCKS,
         models=RECEIPTS,
     output:
         f"{RESULTS}/verdicts.json",

@@ -4,6 +4,9 @@ import sys
 from specprefill_repro import staleness
 from specprefill_repro.engines.interface import engine_named
 from specprefill_repro.errors import ReproError
+from specprefill_repro.estimates.schema import Look
+from specprefill_repro.estimates.stopping import blocks_to_run
+from specprefill_repro.files import read_model
 from specprefill_repro.models.load import base_of, load_definition
 from specprefill_repro.project import Project
 from specprefill_repro.study.load import load_study
@@ -22,13 +25,28 @@ except ReproError as error:
 
 RESULTS = f"results/studies/{STUDY.name}"
 REPORT = f"reports/{STUDY.name}/index.html"
-BLOCKS = [
-    f"{RESULTS}/blocks/{cell.id}/{index}.json"
-    for cell in CELLS.values()
-    for index in range(cell.blocks)
-]
 GATES = [f"{RESULTS}/gate/{pair}.json" for pair in STUDY.pairs]
 RECEIPTS = [f"{RESULTS}/models/{model}.json" for model in MODELS]
+
+
+def receipts_of_cell(cell):
+    """Its blocks; a function of what its looks decided, where their number is not fixed."""
+
+    def stops(blocks):
+        made = checkpoints.stopping.get(cell=cell.id, blocks=blocks).output[0]
+        return read_model(Path(made), Look).stop
+
+    if cell.blocks == cell.most_blocks:
+        return block_receipts(cell, cell.blocks)
+    return lambda wildcards: block_receipts(cell, blocks_to_run(cell, stops))
+
+
+def block_receipts(cell, blocks):
+    return [f"{RESULTS}/blocks/{cell.id}/{index}.json" for index in range(blocks)]
+
+
+# One entry a cell, so that Snakemake plans the cells without waiting for one another.
+BLOCKS = [receipts_of_cell(cell) for cell in CELLS.values()]
 
 
 wildcard_constraints:
@@ -37,6 +55,7 @@ wildcard_constraints:
     cell="[a-z0-9._-]+",
     length="[0-9]+",
     index="[0-9]+",
+    blocks="[0-9]+",
 
 
 def receipts_of_pair(wildcards):

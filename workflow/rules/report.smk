@@ -1,9 +1,9 @@
 # Render the page, with every record inside.
 rule report:
     input:
+        *BLOCKS,
         estimates=f"{RESULTS}/estimates.json",
         verdicts=f"{RESULTS}/verdicts.json",
-        blocks=BLOCKS,
         gates=GATES,
         models=RECEIPTS,
     output:

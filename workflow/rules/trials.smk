@@ -18,3 +18,22 @@ rule block:
         ),
     shell:
         "specprefill-repro stage block {params.study} {wildcards.cell} {wildcards.index} 2> {log:q}"
+
+
+# Decide from the width of a cell's interval, and from nothing else, whether it gets another block.
+checkpoint stopping:
+    input:
+        lambda wildcards: block_receipts(CELLS[wildcards.cell], int(wildcards.blocks)),
+    output:
+        f"{RESULTS}/stopping/{{cell}}/{{blocks}}.json",
+    log:
+        f"{RESULTS}/logs/stopping/{{cell}}-{{blocks}}.log",
+    conda:
+        "../../envs/pipeline.yaml"
+    params:
+        study=STUDY.name,
+        settings=lambda wildcards: staleness.stopping_parameter(
+            PROJECT, STUDY, CELLS[wildcards.cell]
+        ),
+    shell:
+        "specprefill-repro stage stopping {params.study} {wildcards.cell} {wildcards.blocks} 2> {log:q}"

@@ -6,7 +6,7 @@ from statistics import mean, median
 from specprefill_repro.estimates.pairing import LogProbabilities, Sorted, index_trials, pair_estimates, sort_trials
 from specprefill_repro.estimates.prediction import DenseTimes, baseline_problem, dense_times, predicted_speedup
 from specprefill_repro.estimates.schema import CellEstimate, Drift, Estimates, PairEstimate
-from specprefill_repro.estimates.statistics import drift, interval, share_interval, summary
+from specprefill_repro.estimates.statistics import degrees_of_freedom, drift, interval, share_interval, summary
 from specprefill_repro.gate.schema import GateResult
 from specprefill_repro.study.plan import ArmKind, Cell, plan_cells
 from specprefill_repro.study.schema import Study, Treatment
@@ -79,6 +79,8 @@ def _cell(
     known = {length: part.total for length, part in times.get(study.pairs[cell.pair].target, {}).items()}
     dense_median = median(record.seconds for record in dense) if dense else None
     kept = mean(record.evidence.tokens_kept for record in treated) if treated else None
+    # Void pairs only make fewer of both.
+    degrees = degrees_of_freedom(len(pairs), 2 * cell.blocks, 2 * cell.most_blocks) if pairs else None
     return CellEstimate(
         cell=cell.id,
         pair=cell.pair,
@@ -87,9 +89,10 @@ def _cell(
         nominal_keep=cell.keep,
         actual_keep=None if kept is None else kept / cell.length,
         pairs=pairs,
+        degrees=degrees,
         speedup=summary(ratios).speedup if ratios else None,
-        interval95=interval(ratios, 0.95),
-        interval90=interval(ratios, 0.90),
+        interval95=interval(ratios, 0.95, degrees),
+        interval90=interval(ratios, 0.90, degrees),
         dense_median_seconds=dense_median,
         treated_median_seconds=median(record.seconds for record in treated) if treated else None,
         dense_phases=_median_phases(dense),

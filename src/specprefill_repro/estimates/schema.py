@@ -13,6 +13,18 @@ class Interval(Frozen):
     """Such as 0.95."""
 
 
+class Look(Frozen):
+    """One look at the width of a cell's interval, which decides whether it gets another block."""
+
+    cell: str
+    blocks: int
+    """That had run."""
+    pairs: int
+    """Of them, that count."""
+    stop: bool
+    reason: str
+
+
 class PairEstimate(Frozen):
     """One pair of clean processes on one prompt."""
 
@@ -43,6 +55,8 @@ class CellEstimate(Frozen):
     actual_keep: float | None
     """Mean share of prompt tokens that the target read; None without records."""
     pairs: tuple[PairEstimate, ...]
+    degrees: int | None = None
+    """Degrees of freedom of Student's t: pairs - 1, or fewer where looking more than once decided when to stop."""
     speedup: float | None
     """exp(mean log ratio)."""
     interval95: Interval | None

@@ -37,6 +37,9 @@ class Cell(Frozen):
     keep: float
     """Nominal; 1 for a placebo."""
     blocks: int
+    """That always run."""
+    most_blocks: int
+    """That run when the machine is noisy; equal to `blocks` where the number is fixed."""
     baseline: Arm
     treated: Arm
 
@@ -76,6 +79,7 @@ def _cell(study: Study, comparison: Comparison, length: int, keep: float) -> Cel
         length=length,
         keep=keep,
         blocks=comparison.blocks,
+        most_blocks=comparison.most_blocks or comparison.blocks,
         baseline=Arm(kind=ArmKind.DENSE),
         treated=treated,
     )
@@ -101,6 +105,6 @@ def prompts_needed(study: Study, pair: str, length: int) -> int:
     Rounded, so that a few more blocks do not change the file that finished blocks depend on.
     """
     largest = max(
-        (2 * cell.blocks for cell in plan_cells(study) if (cell.pair, cell.length) == (pair, length)), default=0
+        (2 * cell.most_blocks for cell in plan_cells(study) if (cell.pair, cell.length) == (pair, length)), default=0
     )
     return -(-largest // PROMPT_SET) * PROMPT_SET

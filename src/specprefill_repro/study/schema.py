@@ -74,6 +74,15 @@ class Comparison(Frozen):
     """Nominal keep rates; none for a placebo."""
     blocks: int = Field(ge=1, le=100)
     """Blocks of four trials (A B B A); each gives two pairs."""
+    most_blocks: int | None = Field(default=None, ge=1, le=100)
+    """A cell gets more blocks, up to this many, until its interval is narrow enough (docs/method.md); none: it never
+    does."""
+
+    @model_validator(mode="after")
+    def _most_is_not_fewer(self) -> Self:
+        if self.most_blocks is not None and self.most_blocks < self.blocks:
+            raise ValueError(f"most_blocks is {self.most_blocks}, fewer than the {self.blocks} blocks that always run")
+        return self
 
     @model_validator(mode="after")
     def _keep_fits_treatment(self) -> Self:

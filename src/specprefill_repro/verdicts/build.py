@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import expm1
 
 from specprefill_repro.estimates.schema import CellEstimate, Estimates, Interval
-from specprefill_repro.estimates.statistics import Summary, holm, more_pairs_needed, share_interval, summary
+from specprefill_repro.estimates.statistics import TIE_MARGIN, Summary, holm, more_pairs_needed, share_interval, summary
 from specprefill_repro.study.schema import Study, Treatment
 from specprefill_repro.verdicts.attribution import attribute
 from specprefill_repro.verdicts.matching import Facts, closest_cell, is_full_match, match_conditions
@@ -23,7 +23,6 @@ from specprefill_repro.verdicts.schema import (
 )
 
 LEVEL = 0.05
-TIE_MARGIN = 0.03
 TOLERANCE = 0.15
 """Of the prediction, before a cell that no card is about counts as short of it."""
 MET = (Word.REPRODUCED, Word.EXCEEDED)
@@ -159,7 +158,7 @@ def _judge_cell(
         )
 
     ratios = [pair.log_ratio for pair in cell.pairs]
-    judged = Judged(Word.INVALID, f"No verdict: {invalid}.") if invalid else judge(_summary(ratios))
+    judged = Judged(Word.INVALID, f"No verdict: {invalid}.") if invalid else judge(_summary(ratios, cell.degrees))
     dropped = f" {len(cell.problems)} more did not count; they are listed." if cell.problems and not invalid else ""
     more = None
     if judged.word is Word.INCONCLUSIVE and ratios:
@@ -178,11 +177,11 @@ def _judge_cell(
         attribution=attribution.sentence if attribution else None,
         more_pairs=more,
     )
-    return Found(verdict, _p_value(judged.word, lambda level: judge(_summary(ratios), level).word))
+    return Found(verdict, _p_value(judged.word, lambda level: judge(_summary(ratios, cell.degrees), level).word))
 
 
-def _summary(ratios: Sequence[float]) -> Summary:
-    return summary(ratios) if ratios else Summary(0.0, 0.0, 0)
+def _summary(ratios: Sequence[float], degrees: int | None) -> Summary:
+    return summary(ratios, degrees) if ratios else Summary(0.0, 0.0, 0)
 
 
 def _invalid(cell: CellEstimate) -> str | None:

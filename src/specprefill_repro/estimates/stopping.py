@@ -1,0 +1,32 @@
+"""How many blocks a cell gets: it may stop once its interval is narrow enough, whatever the interval says."""
+
+from collections.abc import Callable, Sequence
+
+from specprefill_repro.estimates.pairing import index_trials, sort_trials
+from specprefill_repro.estimates.schema import Look
+from specprefill_repro.estimates.statistics import TIE_MARGIN, log_ratio, stopping_decision
+from specprefill_repro.gate.schema import GateResult
+from specprefill_repro.study.plan import Cell
+from specprefill_repro.trials.schema import BlockReceipt, TrialRecord
+
+
+def look(cell: Cell, records: Sequence[TrialRecord], receipts: Sequence[BlockReceipt], gate: GateResult) -> Look:
+    """Look at the pairs of the blocks that have run, and decide whether the cell gets another one.
+
+    Args:
+        receipts: of all its blocks so far; `records` are those that they name.
+    """
+    if not gate.passed:
+        return Look(cell=cell.id, blocks=len(receipts), pairs=0, stop=True, reason="the gate failed: no trial counts")
+    counted = sort_trials(cell, index_trials(records), receipts, gate).counted
+    ratios = [log_ratio(twins.dense.seconds, twins.treated.seconds) for twins in counted]
+    decision = stopping_decision(ratios, TIE_MARGIN, cap=2 * cell.most_blocks)
+    return Look(cell=cell.id, blocks=len(receipts), pairs=len(ratios), stop=decision.stop, reason=decision.reason)
+
+
+def blocks_to_run(cell: Cell, stops: Callable[[int], bool]) -> int:
+    """How many blocks belong to a cell; `stops` says whether the look after so many blocks ended it."""
+    blocks = cell.blocks
+    while blocks < cell.most_blocks and not stops(blocks):
+        blocks += 1
+    return blocks
