@@ -1,0 +1,81 @@
+"""Data to page: one self-contained HTML file, the same bytes for the same data."""
+
+import re
+import unicodedata
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from specprefill_repro.files import content_id
+from specprefill_repro.report import figures, numbers, rows
+from specprefill_repro.report.answer import answer, failed_controls, margin
+from specprefill_repro.report.data import LISTED_TRIALS, ReportData, embedded
+from specprefill_repro.trials.schema import PHASES
+from specprefill_repro.verdicts.schema import ClaimKind, Word
+
+
+def render_report(data: ReportData) -> str:
+    """Return the page."""
+    environment = Environment(
+        loader=PackageLoader("specprefill_repro.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=visible,
+    )
+    environment.globals.update(n=numbers, rows=rows, Word=Word)
+    text = environment.get_template("page.html").render(_context(data))
+    # Indentation of the templates is a tenth of the page.
+    return re.sub(r"\n\s+", "\n", text)
+
+
+def visible(value: Any) -> Any:
+    """Show control characters and those that reverse the direction of text by their code, so that none takes effect."""
+    if isinstance(value, Markup) or not isinstance(value, str):
+        return value
+    return "".join(f"⟨U+{ord(char):04X}⟩" if _hidden(char) else char for char in value)
+
+
+def _hidden(char: str) -> bool:
+    return unicodedata.category(char) in ("Cc", "Cf", "Cs", "Zl", "Zp") and char not in "\n\t"
+
+
+def _context(data: ReportData) -> dict[str, Any]:
+    judged = [v for v in data.verdicts.verdicts if v.word is not Word.NOT_COMPARABLE]
+    published = [v for v in data.verdicts.verdicts if v.claim.kind is not ClaimKind.EXPECTATION]
+    listed = [rows.Listed(content_id(record), record) for record in data.records] if data.lists_trials else []
+    # Above the limit the evidence is still summed up record by record; only ids, which cost a hash each, are not made.
+    cells = rows.by_cell(data, listed or [rows.Listed("", record) for record in data.records])
+    phases = figures.phase_figures(data)
+    return {
+        "data": data,
+        "answer": answer(data),
+        "failed_controls": failed_controls(data),
+        "tie_margin": margin(data),
+        "judged": [rows.verdict_row(verdict) for verdict in judged],
+        "set_aside": [v for v in data.verdicts.verdicts if v.word is Word.NOT_COMPARABLE],
+        "published": [rows.verdict_row(verdict) for verdict in published],
+        "synthetic": rows.synthetic_models(data),
+        "unlocked": rows.unlocked_models(data),
+        "roles": rows.roles(data),
+        "evidence": rows.evidence_rows(data, cells),
+        "requests": rows.request_rows(data, cells),
+        "environment": rows.environment(data.records),
+        "trials": cells if data.lists_trials else {},
+        "trial_limit": LISTED_TRIALS,
+        "labels": {cell.cell: rows.cell_label(cell) for cell in data.estimates.cells},
+        "speed": figures.speed_figures(data),
+        "phases": phases,
+        "legend": figures.legend(phases),
+        "phase_names": figures.PHASE_NAMES,
+        "phase_keys": PHASES,
+        "quality": figures.quality_figures(data),
+        "controls": figures.control_figures(data),
+        "drift": figures.drift_figures(data),
+        "detailed_claims": figures.DRAWN_CLAIMS,
+        "claims": figures.claim_figures(data),
+        "embedded": Markup(embedded(data)),  # JSON of base64 and hex digits
+        "svg": Markup,  # of our own charts, whose text the renderer escapes
+    }

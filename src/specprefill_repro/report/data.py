@@ -1,0 +1,100 @@
+"""What a report is made of, and the block of the page that carries it, so that anybody can recompute the page."""
+
+import base64
+import bz2
+import hashlib
+import json
+import re
+
+from pydantic import ValidationError
+
+from specprefill_repro.errors import Exit, ReproError
+from specprefill_repro.estimates.schema import Estimates
+from specprefill_repro.files import canonical_json
+from specprefill_repro.gate.schema import GateResult
+from specprefill_repro.models.schema import Manifest
+from specprefill_repro.schema import Frozen
+from specprefill_repro.study.schema import Study
+from specprefill_repro.trials.schema import BlockReceipt, TrialRecord
+from specprefill_repro.verdicts.schema import Verdicts
+
+LISTED_TRIALS = 1000
+"""A page lists and carries at most this many trials; a larger study is shown cell by cell."""
+MAX_EMBEDDED_BYTES = 50_000_000
+
+
+class ReportData(Frozen):
+    """Everything that a page shows. The same data give the same bytes."""
+
+    study: Study
+    estimates: Estimates
+    verdicts: Verdicts
+    records: tuple[TrialRecord, ...]
+    """Of blocks that count, in any order."""
+    receipts: tuple[BlockReceipt, ...]
+    gates: dict[str, GateResult]
+    """By pair; a pair whose gate never ran has none."""
+    models: dict[str, Manifest]
+    """By model name."""
+    facts: dict[str, str]
+    """Machine, versions and pins, as they are to be shown."""
+
+    @property
+    def pairs(self) -> tuple[str, ...]:
+        """Names of the pairs, in the order of the study's comparisons.
+
+        The page never follows the order of a dictionary, which the data block does not keep.
+        """
+        return tuple(dict.fromkeys([*(cell.pair for cell in self.estimates.cells), *sorted(self.study.pairs)]))
+
+    @property
+    def lists_trials(self) -> bool:
+        return len(self.records) <= LISTED_TRIALS
+
+
+def embedded(data: ReportData) -> str:
+    """Return the JSON text of the page's data block.
+
+    `data` is base64 of bzip2 of the canonical JSON of `ReportData` (of everything but the records and the pairs made
+    from them when there are too many trials to list), `sha256` is of that JSON. Compressed, because 400 records take
+    about 800 kB; bzip2, because its output for given bytes never changes. None of the characters that can end a script
+    block or start a comment occurs in base64.
+    """
+    if not data.lists_trials:
+        cells = tuple(cell.model_copy(update={"pairs": ()}) for cell in data.estimates.cells)
+        estimates = data.estimates.model_copy(update={"cells": cells})
+        data = data.model_copy(update={"records": (), "receipts": (), "estimates": estimates})
+    content = canonical_json(data.model_dump(mode="json"))
+    return canonical_json(
+        {
+            "data": base64.b64encode(bz2.compress(content)).decode(),
+            "encoding": "base64 of bzip2 of JSON (UTF-8)",
+            "sha256": hashlib.sha256(content).hexdigest(),
+        }
+    ).decode()
+
+
+def read_embedded(page: str) -> ReportData:
+    """Return the data that a page carries.
+
+    Raises:
+        ReproError: there is no data block, it was damaged or edited, or it is larger than 50 MB.
+    """
+    try:
+        blocks = re.findall(r'<script type="application/json" id="records">(.*?)</script>', page, re.DOTALL)
+        (block,) = blocks
+        envelope = json.loads(block)
+        decompressor = bz2.BZ2Decompressor()
+        content = decompressor.decompress(base64.b64decode(envelope["data"], validate=True), MAX_EMBEDDED_BYTES)
+        if not decompressor.eof or decompressor.unused_data:
+            raise ValueError("it is cut short, too long, or larger than 50 MB")
+        if hashlib.sha256(content).hexdigest() != envelope["sha256"]:
+            raise ValueError("its SHA-256 is not the one that stands beside it")
+        return ReportData.model_validate_json(content)
+    except (ValueError, KeyError, TypeError, OSError, EOFError, ValidationError) as error:
+        raise ReproError(
+            f"The page's data block could not be read: {error}",
+            "The page was edited, cut short, or is not a report of this package.",
+            "Fetch the page again from where it was published.",
+            Exit.VERIFICATION,
+        ) from error

@@ -1,0 +1,350 @@
+"""From the data to the page's figures: a chart, how to read it, and the table that says the same."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from specprefill_repro.estimates.schema import CellEstimate
+from specprefill_repro.report import charts, numbers
+from specprefill_repro.report.answer import Role, role
+from specprefill_repro.report.charts import Bar, Point
+from specprefill_repro.report.data import ReportData
+from specprefill_repro.report.rows import cell_label, chart_label, dense_over_time
+from specprefill_repro.study.schema import Treatment
+from specprefill_repro.trials.schema import PHASES
+from specprefill_repro.verdicts.schema import ClaimKind, Verdict
+
+DRAWN_TRIALS = 200
+"""More marks than this say nothing more; the drift chart then draws every nth trial."""
+DRAWN_CLAIMS = 40
+
+
+@dataclass(frozen=True)
+class Figure:
+    title: str
+    svg: str
+    read: str
+    """How to read it, in one or two sentences."""
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    """Of text; the first cell of a row is its heading."""
+
+
+PHASE_NAMES = {name: name.replace("_", " ").replace("look ahead", "look-ahead") for name in PHASES}
+
+
+def _speculative(data: ReportData, pair: str) -> list[CellEstimate]:
+    """Measured cells of SpecPrefill on one pair."""
+    cells = [c for c in data.estimates.cells if c.pair == pair and c.treatment is Treatment.SPECULATIVE]
+    return [cell for cell in cells if cell.speedup is not None]
+
+
+def _point(cell: CellEstimate, label: str, series: str) -> Point:
+    interval = cell.interval95
+    return Point(
+        label,
+        series,
+        cell.speedup or 1.0,
+        interval.low if interval else None,
+        interval.high if interval else None,
+        cell.predicted_speedup,
+    )
+
+
+def speed_figures(data: ReportData) -> list[Figure]:
+    """Speed-up of SpecPrefill on each pair by prompt length and, where there are several, by keep rate."""
+    figures: list[Figure] = []
+    columns = ("cell", "speed-up", "95 % interval", "predicted", "dense", "speculative", "tokens read", "pairs")
+    for pair in data.pairs:
+        cells = _speculative(data, pair)
+        if not cells:
+            continue
+        rows = tuple(
+            (
+                cell_label(cell),
+                numbers.ratio(cell.speedup, cell.interval95),
+                numbers.bounds(cell.interval95),
+                numbers.ratio(cell.predicted_speedup),
+                numbers.seconds(cell.dense_median_seconds),
+                numbers.seconds(cell.treated_median_seconds),
+                numbers.percent(cell.actual_keep),
+                numbers.count(len(cell.pairs)),
+            )
+            for cell in cells
+        )
+        kind = role(data, pair)
+        name = f"{pair} ({kind})" if kind is not Role.NATURAL else pair
+        read = (
+            "Each mark is the mean of all pairs of one cell, its line the 95 % interval. Above the dashed line at 1 "
+            "SpecPrefill is faster, below it slower. The open diamond is what the separately measured parts predict. "
+            "Doubling the ratio takes the same distance everywhere on the axis."
+        )
+        if figures:
+            read = "As above: the mean of each cell, its 95 % interval, and the prediction as an open diamond."
+        by_length = [
+            _point(c, numbers.count(c.length), f"keep {numbers.keep(c.nominal_keep)}")
+            for c in sorted(cells, key=lambda c: (c.length, c.nominal_keep))
+        ]
+        figures.append(
+            Figure(
+                f"{name}: by prompt length", charts.speedups(by_length, "prompt length, tokens"), read, columns, rows
+            )
+        )
+        if len({cell.nominal_keep for cell in cells}) > 1:
+            by_keep = [
+                _point(c, numbers.keep(c.nominal_keep), f"{numbers.count(c.length)} tokens")
+                for c in sorted(cells, key=lambda c: (c.nominal_keep, c.length))
+            ]
+            read = "The same cells, keep rate by keep rate: further to the right the target reads more of the prompt."
+            figures.append(
+                Figure(
+                    f"{name}: by keep rate",
+                    charts.speedups(by_keep, "keep rate asked for"),
+                    read,
+                    columns[:3],
+                    tuple(row[:3] for row in rows),
+                )
+            )
+    return figures
+
+
+def phase_figures(data: ReportData) -> list[Figure]:
+    """Median seconds by phase, dense beside speculative, one chart a pair."""
+    figures = []
+    for pair in data.pairs:
+        bars: list[Bar] = []
+        rows: list[tuple[str, ...]] = []
+        for cell in sorted(_speculative(data, pair), key=lambda c: (c.length, c.nominal_keep)):
+            length = numbers.count(cell.length)
+            dense = f"{length} dense"
+            if not any(bar.label == dense for bar in bars):
+                bars.append(Bar(dense, cell.dense_phases))
+            bars.append(Bar(f"{length} keep {numbers.keep(cell.nominal_keep)}", cell.treated_phases))
+            for arm, phases in (("dense", cell.dense_phases), ("speculative", cell.treated_phases)):
+                seconds = [phases.get(name, 0.0) for name in PHASES]
+                cells = [numbers.significant(value) if value else numbers.NONE for value in seconds]
+                rows.append((f"{cell_label(cell)}, {arm}", *cells, numbers.significant(sum(seconds))))
+        if bars:
+            read = (
+                "Each bar is the time to the first token, cut into its phases (medians). SpecPrefill gains where its "
+                "whole bar is shorter than the dense bar of the same length. The dense bar is that of the first keep "
+                "rate; the table has all of them."
+            )
+            columns = ("cell and arm, seconds", *PHASE_NAMES.values(), "sum of medians")
+            figures.append(Figure(f"Pair {pair}", charts.phases(bars), read, columns, tuple(rows)))
+    return figures
+
+
+def quality_figures(data: ReportData) -> list[Figure]:
+    """Answers kept, the price of a speed-up, and the distance from dense prefill."""
+    cells = [c for c in data.estimates.cells if c.pairs and c.treatment is not Treatment.PLACEBO]
+    answered = [cell for cell in cells if cell.answers_dense]
+    figures = []
+    if answered:
+        kept = [_kept_point(cell) for cell in answered]
+        figures.append(
+            Figure(
+                "Answers kept",
+                charts.intervals(kept, "share of dense prefill's answers", "share"),
+                "Of the answers that dense prefill found, the share that survives when the target reads only part of "
+                "the prompt. The line is the 95 % interval; with few prompts it is wide, and a mark at 100 % does not "
+                "prove that nothing is ever lost.",
+                ("cell", "dense found", "treated found", "lost", "share lost, 95 %", "tokens read"),
+                tuple(
+                    (
+                        cell_label(cell),
+                        f"{cell.answers_dense} of {len(cell.pairs)}",
+                        f"{cell.answers_treated} of {len(cell.pairs)}",
+                        f"{cell.answers_lost}",
+                        numbers.share_bounds(cell.answers_lost_interval),
+                        numbers.percent(cell.actual_keep),
+                    )
+                    for cell in cells
+                ),
+            )
+        )
+        longest = {pair: max((c.length for c in answered if c.pair == pair), default=0) for pair in data.pairs}
+        sold = [cell for cell in answered if cell.length == longest[cell.pair] and cell.speedup is not None]
+        bought = [
+            Point(
+                numbers.keep(cell.nominal_keep),
+                f"{cell.pair}, {_selection(cell)}",
+                cell.speedup or 1.0,
+                1 - cell.answers_lost / cell.answers_dense,
+            )
+            for cell in sold
+        ]
+        figures.append(
+            Figure(
+                "The price: answers kept against speed-up",
+                charts.price(bought, "speed-up", "answers kept"),
+                "Each pair at its longest prompt. Up and to the right is better; the number at a mark is its keep "
+                "rate. Where random selection stands as high as scored selection, the scoring bought nothing.",
+                ("cell", "speed-up", "answers kept"),
+                tuple(
+                    (
+                        cell_label(cell),
+                        numbers.ratio(cell.speedup, cell.interval95),
+                        numbers.percent(1 - cell.answers_lost / cell.answers_dense),
+                    )
+                    for cell in sold
+                ),
+            )
+        )
+    distances = [
+        Point(_row_label(cell), _selection(cell), cell.median_kl_nats)
+        for cell in cells
+        if cell.median_kl_nats is not None
+    ]
+    if distances:
+        figures.append(
+            Figure(
+                "Distance from dense prefill",
+                charts.intervals(distances, "median KL divergence, nats", "amount"),
+                "How far the first token's probabilities move away from those of dense prefill: 0 is the same, above "
+                "about 1 the model says something else. The axis is a square root, so that small distances show.",
+                ("cell", "median KL, nats", "same first token"),
+                tuple(
+                    (
+                        cell_label(cell),
+                        numbers.significant(cell.median_kl_nats, 2),
+                        numbers.percent(cell.first_token_agreement),
+                    )
+                    for cell in cells
+                ),
+            )
+        )
+    return figures
+
+
+def _selection(cell: CellEstimate) -> str:
+    return "random" if cell.treatment is Treatment.RANDOM else "scored"
+
+
+def _row_label(cell: CellEstimate) -> str:
+    """Scored and random selection share a row."""
+    return f"{cell.pair} {numbers.count(cell.length)}, keep {numbers.keep(cell.nominal_keep)}"
+
+
+def _kept_point(cell: CellEstimate) -> Point:
+    lost = cell.answers_lost_interval
+    return Point(
+        _row_label(cell),
+        _selection(cell),
+        1 - cell.answers_lost / cell.answers_dense,
+        1 - lost.high if lost else None,
+        1 - lost.low if lost else None,
+    )
+
+
+def control_figures(data: ReportData) -> list[Figure]:
+    """Every pair of the controls, and their means."""
+    cells = [c for c in data.estimates.cells if c.speedup is not None and _control_name(data, c)]
+    if not cells:
+        return []
+    pairs = []
+    for cell in cells:
+        step = max(1, len(cell.pairs) // 20)
+        pairs += [
+            Point(chart_label(cell), "", pair.dense_seconds / pair.treated_seconds) for pair in cell.pairs[::step]
+        ]
+    means = [_point(cell, chart_label(cell), "") for cell in cells]
+    rows = tuple(
+        (
+            cell_label(cell),
+            _control_name(data, cell),
+            numbers.ratio(cell.speedup, cell.interval95),
+            numbers.bounds(cell.interval95),
+            numbers.ratio(cell.predicted_speedup),
+            f"{cell.answers_lost} of {cell.answers_dense}",
+            numbers.count(len(cell.pairs)),
+        )
+        for cell in cells
+    )
+    columns = ("cell", "control", "speed-up", "95 % interval", "predicted", "answers lost", "pairs")
+    read = (
+        "Thin ticks are single pairs, the dot and its line their mean and 95 % interval. The placebo must straddle "
+        "the dashed line at 1: it is dense against dense. The target as its own draft must lie left of it."
+    )
+    return [Figure("Controls", charts.strips(pairs, means, "speed-up"), read, columns, rows)]
+
+
+def _control_name(data: ReportData, cell: CellEstimate) -> str:
+    if cell.treatment is not Treatment.SPECULATIVE:
+        return {Treatment.PLACEBO: "placebo: dense against dense", Treatment.RANDOM: "random selection"}[cell.treatment]
+    kind = role(data, cell.pair)
+    return "" if kind is Role.NATURAL else f"{kind}"
+
+
+def drift_figures(data: ReportData) -> list[Figure]:
+    """Dense seconds in the order of time."""
+    points = dense_over_time(data)
+    if len(points) < 2:
+        return []
+    step = -(-len(points) // DRAWN_TRIALS)
+    rows = tuple(
+        (
+            f"{drift.pair}, {numbers.count(drift.length)} tokens",
+            numbers.count(drift.trials),
+            f"{100 * drift.change:+.1f} %",
+            f"{100 * drift.interval95.low:+.1f} to {100 * drift.interval95.high:+.1f} %",
+            "yes" if drift.found else "no",
+        )
+        for drift in data.estimates.drift
+    )
+    return [
+        Figure(
+            "Dense prefill over time",
+            charts.drift(points[::step]),
+            "Each mark is one dense trial, as its distance from the median of all dense trials of the same target and "
+            "prompt length. A cloud that climbs means that the machine became slower; the A B B A order cancels a "
+            "steady climb.",
+            ("pair and length", "trials", "change over the study", "95 % interval", "drift found"),
+            rows,
+        )
+    ]
+
+
+def claim_figures(data: ReportData) -> list[Figure]:
+    """Published speed-ups on one axis with what was measured here."""
+    published = [v for v in data.verdicts.verdicts if v.claim.kind is not ClaimKind.EXPECTATION and _is_ratio(v)]
+    shown = published[:DRAWN_CLAIMS]
+    points = [Point(v.claim.id, "published", v.claim.value) for v in shown if v.claim.value is not None]
+    points += [_here(v.claim.id, v) for v in shown if v.measured is not None and v.interval95 is not None]
+    if not points:
+        return []
+    rows = tuple(
+        (
+            verdict.claim.id,
+            numbers.with_unit(verdict.claim.value, "x"),
+            numbers.ratio(verdict.measured, verdict.interval95),
+            numbers.bounds(verdict.interval95),
+            verdict.word.value,
+        )
+        for verdict in shown
+    )
+    read = (
+        "Published figures beside ours, on the same axis. Unless the verdict says otherwise they are not comparable: "
+        "hardware, models or engine differ, and a distance between two marks proves nothing about either."
+    )
+    columns = ("claim", "published", "measured here", "95 % interval", "verdict")
+    return [Figure("Published speed-ups", charts.intervals(points, "speed-up", "ratio", 1.0), read, columns, rows)]
+
+
+def _is_ratio(verdict: Verdict) -> bool:
+    return verdict.claim.unit == "x" and (verdict.claim.value or 0) > 0
+
+
+def _here(label: str, verdict: Verdict) -> Point:
+    interval = verdict.interval95
+    return Point(
+        label,
+        "measured here",
+        verdict.measured or 1.0,
+        interval.low if interval else None,
+        interval.high if interval else None,
+    )
+
+
+def legend(figures: Sequence[Figure]) -> list[tuple[str, str]]:
+    """(colour variable, phase) of the phase charts; none without a chart."""
+    return [(f"--p{number}", name) for number, name in enumerate(PHASE_NAMES.values(), 1)] if figures else []

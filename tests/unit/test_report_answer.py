@@ -1,0 +1,80 @@
+"""The one sentence at the top must be right in every situation, whatever else the page says."""
+
+import pytest
+
+from report_inputs import expectation, report_data, verdict
+from specprefill_repro.report.answer import Outcome, Role, answer, headline_cell, role
+from specprefill_repro.study.schema import Treatment
+from specprefill_repro.verdicts.schema import Rule, Word
+from synthetic_records import World
+
+
+@pytest.mark.parametrize(
+    ("situation", "outcome", "headline", "says"),
+    [
+        ("gain", Outcome.GAIN, "Yes", "as fast as dense prefill (95"),
+        ("tie", Outcome.TIE, "No difference", "within the tie margin"),
+        ("loss", Outcome.LOSS, "No, it is slower", "took 1.33"),
+        ("inconclusive", Outcome.INCONCLUSIVE, "Not settled", "cannot be told from no difference"),
+        ("invalid", Outcome.INVALID, "No answer: a check failed", "kept keys at true positions"),
+        ("not run", Outcome.NOT_RUN, "Not run", "nothing has been measured"),
+    ],
+)
+def test_says_what_was_found_on_a_natural_pair(situation: str, outcome: Outcome, headline: str, says: str) -> None:
+    found = answer(report_data(situation, natural=True))
+    assert found.outcome is outcome
+    assert found.headline == headline
+    assert says.lower() in found.sentence.lower()
+
+
+def test_never_presents_a_padded_target_as_a_natural_model() -> None:
+    found = answer(report_data("gain"))
+    assert found.headline == "Yes, on the positive control"
+    assert "not a natural model" in found.sentence
+
+
+def test_names_the_price_beside_the_gain() -> None:
+    assert "lost none of the 6 answers" in answer(report_data("gain", answers_lost=0.0)).sentence
+    assert "lost 6 of the 6 answers" in answer(report_data("gain", answers_lost=1.0)).sentence
+
+
+def test_gives_the_reason_of_a_loss() -> None:
+    assert "because the draft costs as much" in answer(report_data("loss")).sentence
+
+
+def test_a_failed_ruler_takes_the_answer_back() -> None:
+    data = report_data("gain", natural=True)
+    own = headline_cell(data, "self")
+    assert own is not None
+    card = expectation("ruler", Rule.SLOWER, "A model as its own draft is slower.", "self", Treatment.SPECULATIVE)
+    failed = (verdict(card, own, Word.NOT_REPRODUCED, "It is not slower."),)
+    found = answer(report_data("gain", natural=True, verdicts=failed))
+    assert found.outcome is Outcome.INVALID
+    assert "does not count" in found.sentence and "ruler" in found.sentence
+
+
+def test_speaks_for_a_pair_with_its_longest_prompt_and_usual_keep_rate_not_with_its_best_cell() -> None:
+    data = report_data("gain")
+    cell = headline_cell(data, "padded")
+    assert cell is not None and (cell.length, cell.nominal_keep) == (1024, 0.2)
+    best = max(c.speedup or 0 for c in data.estimates.cells if c.treatment is Treatment.SPECULATIVE)
+    assert best > (cell.speedup or 0)
+
+
+def test_noise_does_not_turn_into_a_tie() -> None:
+    loud = World(noise=0.3, true_ratio={"padded-*-speculative-*": 1.0})
+    data = report_data(world=loud, natural=True, blocks=4)
+    assert data.estimates.placebo_margin is not None and data.estimates.placebo_margin > 0.1
+    assert answer(data).outcome is Outcome.INCONCLUSIVE
+
+
+def test_four_pairs_settle_nothing() -> None:
+    assert answer(report_data("gain", natural=True, blocks=2)).outcome is Outcome.INCONCLUSIVE
+
+
+def test_tells_controls_from_natural_pairs() -> None:
+    assert {pair: role(report_data("not run"), pair) for pair in ("padded", "self")} == {
+        "padded": Role.POSITIVE,
+        "self": Role.NEGATIVE,
+    }
+    assert role(report_data("not run", natural=True), "padded") is Role.NATURAL

@@ -1,0 +1,219 @@
+"""The page: self-contained, the same bytes for the same data, safe against what a study or a model may say."""
+
+import hashlib
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from report_inputs import WORLDS, expectation, published, report_data, verdict
+from specprefill_repro.errors import ReproError
+from specprefill_repro.report.build import render_report, visible
+from specprefill_repro.report.data import LISTED_TRIALS, read_embedded
+from specprefill_repro.study.schema import Treatment
+from specprefill_repro.verdicts.schema import Rule, Word
+from synthetic_records import Fault, World
+
+
+class Page(HTMLParser):
+    """What the tests ask about a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.loads: list[str] = []
+        self.links: list[str] = []
+        self.ids: list[str] = []
+        self.headings: list[int] = []
+        self.tags: list[str] = []
+        self.tables: list[set[str]] = []
+        self.text = ""
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        values = dict(attrs)
+        assert not [name for name in values if name.startswith("on")], "an event handler"
+        if "id" in values:
+            self.ids.append(values["id"] or "")
+        if re.fullmatch(r"h[1-6]", tag):
+            self.headings.append(int(tag[1]))
+        if tag == "a":
+            self.links.append(values["href"] or "")
+        elif tag == "link":
+            self.loads.append(values["href"] or "")
+        if "src" in values or "xlink:href" in values:
+            self.loads.append(values.get("src") or values.get("xlink:href") or "")
+        if tag == "table":
+            self.tables.append(set())
+        if self.tables and tag == "caption":
+            self.tables[-1].add(tag)
+        if self.tables and tag == "th":
+            assert values.get("scope") in ("row", "col", "rowgroup"), "a heading cell without scope"
+            self.tables[-1].add("scope")
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+@pytest.fixture(scope="module")
+def pages() -> dict[str, str]:
+    return {situation: render_report(report_data(situation)) for situation in WORLDS}
+
+
+@pytest.mark.parametrize("situation", WORLDS)
+def test_every_situation_renders_in_order_and_loads_nothing(pages: dict[str, str], situation: str) -> None:
+    page = Page(pages[situation])
+    assert page.loads == ["data:,"]
+    assert "url(" not in pages[situation] and "@import" not in pages[situation]
+    assert page.tags.count("script") == 1
+    assert page.headings[0] == 1 and page.headings.count(1) == 1
+    assert all(after - before <= 1 for before, after in zip(page.headings, page.headings[1:], strict=False))
+    assert len(page.ids) == len(set(page.ids))
+    assert {link[1:] for link in page.links if link.startswith("#")} <= set(page.ids)
+    assert all(link.startswith(("#", "https://")) for link in page.links)
+    assert all(parts == {"caption", "scope"} for parts in page.tables)
+    assert '<html lang="en">' in pages[situation]
+
+
+def test_same_data_give_the_same_bytes_in_another_process(pages: dict[str, str], tmp_path: Path) -> None:
+    code = (
+        "import sys, hashlib; sys.path[:0] = sys.argv[1:]\n"
+        "from report_inputs import report_data\n"
+        "from specprefill_repro.report.build import render_report\n"
+        "print(hashlib.sha256(render_report(report_data('gain')).encode()).hexdigest())"
+    )
+    tests = str(Path(__file__).parent.parent)
+    done = subprocess.run([sys.executable, "-c", code, tests], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == hashlib.sha256(pages["gain"].encode()).hexdigest()
+
+
+def test_the_report_imports_neither_mlx_nor_mlx_lm() -> None:
+    code = "import sys, specprefill_repro.report.build; print([m for m in ('mlx', 'mlx_lm') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_four_hundred_trials_and_forty_claims_fit_into_500_kb() -> None:
+    data = report_data("gain", blocks=9, world=World(noise=0.02))
+    assert len(data.records) == 396
+    cell = data.estimates.cells[0]
+    conditions = data.verdicts.verdicts[-1].conditions * 2
+    claims = tuple(
+        verdict(
+            published(1 + i / 10, f"{i}K (nominal)"),
+            cell,
+            Word.NOT_COMPARABLE,
+            "Hardware differs.",
+            conditions=conditions,
+        )
+        for i in range(40)
+    )
+    verdicts = data.verdicts.model_copy(update={"verdicts": data.verdicts.verdicts + claims})
+    page = render_report(data.model_copy(update={"verdicts": verdicts}))
+    assert len(page.encode()) < 500_000
+
+
+def test_many_trials_are_shown_cell_by_cell() -> None:
+    data = report_data("gain", blocks=26)
+    assert len(data.records) > LISTED_TRIALS
+    page = render_report(data)
+    assert len(page.encode()) < 200_000
+    assert "1,144 trials" in Page(page).text
+    carried = read_embedded(page)
+    assert carried.records == () and carried.estimates.cells[0].speedup == data.estimates.cells[0].speedup
+
+
+def test_the_page_carries_its_data(pages: dict[str, str]) -> None:
+    data = report_data("gain")
+    assert read_embedded(pages["gain"]) == data
+    assert render_report(read_embedded(pages["gain"])) == pages["gain"]
+
+
+@pytest.mark.parametrize("place", range(10))
+def test_an_edit_of_the_data_block_is_found(pages: dict[str, str], place: int) -> None:
+    page = pages["gain"]
+    start = page.index('id="records">') + len('id="records">')
+    at = start + 20 + place * ((page.index("</script>", start) - start - 40) // 10)
+    other = "A" if page[at] != "A" else "B"
+    with pytest.raises(ReproError):
+        read_embedded(page[:at] + other + page[at + 1 :])
+
+
+def test_every_number_of_a_pair_leads_to_its_record(pages: dict[str, str]) -> None:
+    data, page = report_data("gain"), Page(pages["gain"])
+    for cell in data.estimates.cells:
+        for pair in cell.pairs:
+            for record in (pair.dense_record, pair.treated_record):
+                assert f"r-{record[:12]}" in page.ids
+                assert f"#r-{record[:12]}" in page.links
+
+
+def test_every_verdict_has_its_word_and_a_shape() -> None:
+    cell = report_data("gain").estimates.cells[0]
+    card = published(3.71, "8K (nominal)")
+    page = render_report(report_data("gain", verdicts=tuple(verdict(card, cell, word, "A reason.") for word in Word)))
+    shapes = set()
+    for word in Word:
+        found = re.search(rf'<i aria-hidden="true">(\S)</i> {re.escape(word.value)}</span>', page)
+        assert found, word
+        shapes.add(found[1])
+    assert len(shapes) == len(Word)
+
+
+def test_every_rule_says_what_must_be() -> None:
+    cell = report_data("gain").estimates.cells[0]
+    cards = [
+        expectation(
+            f"card-{rule}", rule, f"Statement {rule}.", "padded", Treatment.SPECULATIVE, value=0.5, primary=False
+        )
+        for rule in Rule
+    ]
+    page = render_report(report_data("gain", verdicts=tuple(verdict(c, cell, Word.REPRODUCED, "So.") for c in cards)))
+    assert all(f"Statement {rule}." in page for rule in Rule)
+
+
+HOSTILE = (
+    "<script>alert(1)</script></script><img src=x onerror=alert(1)><!-- <script>\"'><svg onload=alert(1)>"
+    "{{ 7 * 7 }}{% raw %}]]>&amp;&lt;\u202egnihton\u202c and \u2066more nul\x00 and bell\x07",
+    "w" * 190,
+)
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=["markup", "long word"])
+def test_hostile_text_stays_text(pages: dict[str, str], text: str) -> None:
+    data = report_data("gain", title=text, question=text, answer_text=text)
+    card = published(
+        3.71, "8K", statement=text, source=text, spread=text, source_url=f"https://x/{text.split()[0]}", note=text
+    )
+    cell = data.estimates.cells[0].model_copy(update={"problems": (text,)})
+    estimates = data.estimates.model_copy(update={"cells": (cell, *data.estimates.cells[1:]), "voids": (text,)})
+    verdicts = data.verdicts.model_copy(update={"verdicts": (verdict(card, cell, Word.TIED, text, attribution=text),)})
+    changes = {"estimates": estimates, "verdicts": verdicts, "facts": {text: text}}
+    html = render_report(data.model_copy(update=changes))
+    page = Page(html)
+    assert page.tags.count("script") == 1 and "img" not in page.tags
+    assert page.tags.count("svg") == Page(pages["gain"]).tags.count("svg")
+    assert not [link for link in page.links if link.startswith("javascript")]
+    assert not re.search("[\u202a-\u202e\u2066-\u2069\x00\x07]", html)
+    assert visible(text) in page.text
+    assert read_embedded(html).study.title == text
+
+
+def test_hidden_characters_are_shown_by_code() -> None:
+    assert visible("a\u202eb") == "a⟨U+202E⟩b"
+    assert visible("Grüße, 漢字, naïve\n") == "Grüße, 漢字, naïve\n"
+
+
+def test_synthetic_weights_are_named_on_the_first_screen() -> None:
+    page = render_report(report_data("gain", synthetic=True))
+    assert page.index("Synthetic weights.") < page.index('id="answer"')
+
+
+def test_a_fallback_shows_in_the_evidence() -> None:
+    world = World(faults=(Fault("fallback", "padded-1024-speculative-keep0.2"),))
+    text = Page(render_report(report_data("gain", world=world))).text
+    assert "asked for sparse, ran fallback: scoring raised AttributeError" in text
