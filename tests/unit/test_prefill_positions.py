@@ -11,12 +11,12 @@ from specprefill_repro.prefill.architectures import attention_modules
 from specprefill_repro.prefill.chunked import new_cache
 from specprefill_repro.prefill.loading import load_model
 from specprefill_repro.prefill.positions import (
+    PositionedModel,
     PositionedRotary,
-    Positions,
     check_vector_offsets,
-    positioned,
     rotary_is_original,
 )
+from specprefill_repro.prefill.windows import Positions
 from tiny_model import write_tiny_model
 
 LLAMA3 = {
@@ -85,11 +85,23 @@ def tiny(tmp_path_factory):
     return model
 
 
-def test_the_original_rotary_embeddings_come_back_also_after_an_error(tiny):
+def test_the_model_is_changed_only_while_it_reads_also_when_reading_fails(tiny, monkeypatch):
     originals = [module.rope for module in attention_modules(tiny)]
-    with pytest.raises(KeyError), positioned(tiny):
-        assert not rotary_is_original(tiny)
-        raise KeyError
+    model = PositionedModel(tiny, 100)
+    model.positions.set([7])
+    seen = []
+    original = type(tiny.layers[1]).__call__
+
+    def fails(self, *args, **kwargs):
+        seen.append(rotary_is_original(tiny))
+        if self is tiny.layers[1]:
+            raise KeyError
+        return original(self, *args, **kwargs)
+
+    monkeypatch.setattr(type(tiny.layers[1]), "__call__", fails)
+    with pytest.raises(KeyError):
+        model(mx.array([[1]]), cache=new_cache(model))
+    assert seen == [False, False]
     assert rotary_is_original(tiny)
     assert all(module.rope is original for module, original in zip(attention_modules(tiny), originals, strict=True))
 
@@ -114,6 +126,6 @@ def test_an_unknown_model_type_is_refused_with_what_to_do(tiny, monkeypatch):
     with pytest.raises(ReproError, match="'mystery' is not supported") as error:
         attention_modules(tiny)
     assert "architectures.py" in error.value.next
-    with pytest.raises(ReproError), positioned(tiny):
-        pass
-    assert new_cache(tiny)
+    assert "docs/adding-a-model.md" in error.value.next
+    with pytest.raises(ReproError, match="'mystery' is not supported"):
+        PositionedModel(tiny, 100)

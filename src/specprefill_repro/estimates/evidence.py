@@ -56,7 +56,9 @@ def _computation(record: TrialRecord) -> Iterator[str]:
         yield f"{evidence.cache_tokens_after} cache entries stand for {evidence.tokens_kept} kept tokens"
     if evidence.rotary_modules_restored != evidence.rotary_modules:
         yield f"only {evidence.rotary_modules_restored} of {evidence.rotary_modules} patched modules were restored"
-    if record.outcome == "sparse" and evidence.rotary_modules == 0:
+    if evidence.rotary_modules_expected not in (None, evidence.rotary_modules) and record.outcome == "sparse":
+        yield f"{evidence.rotary_modules} of {evidence.rotary_modules_expected} rotary embeddings were watched"
+    if record.outcome == "sparse" and evidence.rotary_modules == 0 and evidence.rotary_modules_expected != 0:
         yield "no rotary embedding was watched, so the kept tokens' positions are not proved"
     selection = record.requested.selection
     if len(evidence.look_ahead_tokens) > (selection.look_ahead if selection else 0):
@@ -79,7 +81,8 @@ def _kept_positions(record: TrialRecord) -> Iterator[str]:
     if digest != evidence.kept_sha256:
         yield "the hash of the kept positions is not that of the listed ones"
     if evidence.rotary_positions_sha256 is None:
-        if record.outcome == "sparse":
+        # A model without rotary embeddings has none; what its caches hold is checked above.
+        if record.outcome == "sparse" and evidence.rotary_modules_expected != 0:
             yield "the positions that the target's rotary embedding saw were not recorded"
     elif evidence.rotary_positions_sha256 != digest:
         yield "the target's rotary embedding saw other positions than the kept ones"

@@ -1,6 +1,7 @@
-"""A Llama forward pass in NumPy, float64, straight from the weight files: the independent judge of the gate.
+"""A forward pass in NumPy, float64, straight from the weight files: the independent judge of the gate.
 
-It shares no code with mlx or mlx_lm, takes any list of positions, and computes every layer in the plainest way.
+It shares no code with mlx or mlx_lm, takes any list of positions, and computes every layer in the plainest way. It
+covers the Llama family: Llama, Mistral, Qwen 2 and Qwen 3, with full attention in every layer.
 """
 
 import json
@@ -11,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-from safetensors import safe_open
 
 from specprefill_repro.errors import Exit, ReproError
+from specprefill_repro.gate.rotary_frequencies import SCALINGS, rotary_frequencies
+from specprefill_repro.gate.weights import Array, Weights
 
-Array = NDArray[np.float64]
+MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
+TIED_BY_DEFAULT = ("llama", "mistral", "qwen2")
 
 
 @dataclass
@@ -29,23 +31,37 @@ class OracleResult:
     """Layer by layer, rotated: (key heads, tokens, head size)."""
 
 
+def why_not_covered(folder: Path) -> str | None:
+    """Why the oracle does not cover the model in a folder; None when it does."""
+    config = json.loads((folder / "config.json").read_text())
+    if config.get("model_type") not in MODEL_TYPES:
+        return f"it does not know {config.get('model_type')}"
+    if "sliding_attention" in (config.get("layer_types") or []):
+        return "it does not know sliding windows"
+    scaling = _rotary(config).get("rope_type", "default")
+    if scaling not in SCALINGS:
+        return f"it does not know the rotary scaling {scaling}"
+    return next(Weights(folder).not_covered(), None)
+
+
 class LlamaOracle:
-    """Reads a model folder; `forward` computes all logits of a list of tokens at given positions."""
+    """Reads a model folder; `forward` computes all logits of a list of tokens at given positions.
+
+    Raises:
+        ReproError: the model is not covered.
+    """
 
     def __init__(self, folder: Path) -> None:
-        self.config: dict[str, Any] = json.loads((folder / "config.json").read_text())
-        if self.config.get("model_type") != "llama" or "quantization" in self.config:
-            kind = f"{self.config.get('model_type')}{' (quantised)' if 'quantization' in self.config else ''}"
+        reason = why_not_covered(folder)
+        if reason is not None:
             raise ReproError(
-                f"The NumPy oracle of the gate does not cover this model: {kind}.",
-                "It knows unquantised Llama models; without an oracle, positions can't be proved right.",
-                "Use an unquantised model of type llama.",
+                f"The NumPy oracle of the gate does not cover this model: {reason}.",
+                "It knows the Llama family with full attention; other models have other checks.",
+                "Use the check of the gate that needs no oracle.",
                 Exit.VERIFICATION,
             )
-        self._files: dict[str, Path] = {}
-        for path in sorted(folder.glob("model*.safetensors")):
-            with safe_open(path, "numpy") as file:
-                self._files.update(dict.fromkeys(file.keys(), path))
+        self.config: dict[str, Any] = json.loads((folder / "config.json").read_text())
+        self._weights = Weights(folder)
 
     def forward(self, ids: Sequence[int], positions: Sequence[int], last_only: bool = True) -> OracleResult:
         """Compute logits (of the last token only, unless told otherwise), and every layer's queries and keys.
@@ -55,63 +71,62 @@ class LlamaOracle:
             positions: ascending original position of each.
         """
         config = self.config
-        heads, key_heads = (
-            config["num_attention_heads"],
-            config.get("num_key_value_heads", config["num_attention_heads"]),
-        )
+        heads = config["num_attention_heads"]
+        key_heads = config.get("num_key_value_heads") or heads
         size = config.get("head_dim") or config["hidden_size"] // heads
-        angles = np.outer(np.asarray(positions, dtype=np.float64), self._frequencies(size))
+        frequencies, stretch = rotary_frequencies(size, _rotary(config), config)
+        angles = np.outer(np.asarray(positions, dtype=np.float64), frequencies)
         mask = np.triu(np.full((len(ids), len(ids)), -np.inf), k=1)
-        embedding = self._weight("model.embed_tokens.weight")
+        embedding = self._weights["model.embed_tokens.weight"]
         hidden = embedding[list(ids)]
         result = OracleResult(logits=hidden)
         for layer in range(config["num_hidden_layers"]):
             prefix = f"model.layers.{layer}."
             x = self._norm(hidden, prefix + "input_layernorm.weight")
-            query = _rotate(_heads(x @ self._weight(prefix + "self_attn.q_proj.weight").T, heads), angles)
-            key = _rotate(_heads(x @ self._weight(prefix + "self_attn.k_proj.weight").T, key_heads), angles)
-            value = _heads(x @ self._weight(prefix + "self_attn.v_proj.weight").T, key_heads)
+            query = _heads(self._linear(x, prefix + "self_attn.q_proj"), heads)
+            key = _heads(self._linear(x, prefix + "self_attn.k_proj"), key_heads)
+            if prefix + "self_attn.q_norm.weight" in self._weights:
+                query = self._norm(query, prefix + "self_attn.q_norm.weight")
+                key = self._norm(key, prefix + "self_attn.k_norm.weight")
+            query, key = rotate(query, angles) * stretch, rotate(key, angles) * stretch
+            value = _heads(self._linear(x, prefix + "self_attn.v_proj"), key_heads)
             result.queries.append(query)
             result.keys.append(key)
             repeated = np.repeat(np.arange(key_heads), heads // key_heads)
             weights = softmax(query @ key[repeated].swapaxes(1, 2) / math.sqrt(size) + mask)
             mixed = (weights @ value[repeated]).swapaxes(0, 1).reshape(len(ids), -1)
-            hidden = hidden + mixed @ self._weight(prefix + "self_attn.o_proj.weight").T
+            hidden = hidden + self._linear(mixed, prefix + "self_attn.o_proj")
             x = self._norm(hidden, prefix + "post_attention_layernorm.weight")
-            gate = x @ self._weight(prefix + "mlp.gate_proj.weight").T
-            up = x @ self._weight(prefix + "mlp.up_proj.weight").T
-            hidden = hidden + (gate / (1 + np.exp(-gate)) * up) @ self._weight(prefix + "mlp.down_proj.weight").T
+            gate = self._linear(x, prefix + "mlp.gate_proj")
+            gated = gate / (1 + np.exp(-gate)) * self._linear(x, prefix + "mlp.up_proj")
+            hidden = hidden + self._linear(gated, prefix + "mlp.down_proj")
         last = self._norm(hidden[-1:] if last_only else hidden, "model.norm.weight")
-        head = embedding if config.get("tie_word_embeddings", True) else self._weight("lm_head.weight")
-        result.logits = last @ head.T
+        tied = config.get("tie_word_embeddings", config["model_type"] in TIED_BY_DEFAULT)
+        result.logits = last @ (embedding if tied else self._weights["lm_head.weight"]).T
         return result
 
-    def _weight(self, name: str) -> Array:
-        with safe_open(self._files[name], "numpy") as file:
-            return file.get_tensor(name).astype(np.float64)
+    def _linear(self, x: Array, name: str) -> Array:
+        product = x @ self._weights[f"{name}.weight"].T
+        return product + self._weights[f"{name}.bias"] if f"{name}.bias" in self._weights else product
 
     def _norm(self, x: Array, weight: str) -> Array:
         mean_square = np.mean(x * x, axis=-1, keepdims=True)
-        return x / np.sqrt(mean_square + self.config["rms_norm_eps"]) * self._weight(weight)
+        return x / np.sqrt(mean_square + self.config["rms_norm_eps"]) * self._weights[weight]
 
-    def _frequencies(self, size: int) -> Array:
-        frequencies = self.config.get("rope_theta", 10000.0) ** (-np.arange(0, size, 2, dtype=np.float64) / size)
-        scaling = self.config.get("rope_scaling")
-        if scaling is None:
-            return frequencies
-        raise ReproError(
-            f"The NumPy oracle of the gate does not know the rotary scaling {scaling}.",
-            "Without an oracle, positions can't be proved right.",
-            "Use a model without rope_scaling.",
-            Exit.VERIFICATION,
-        )
+
+def _rotary(config: dict[str, Any]) -> dict[str, Any]:
+    """The rotary settings, whether they lie where older or where newer versions of transformers write them."""
+    settings = {**(config.get("rope_parameters") or {}), **(config.get("rope_scaling") or {})}
+    kind = settings.get("rope_type") or settings.get("type") or "default"
+    theta = config.get("rope_theta") or settings.get("rope_theta") or 10000.0
+    return {**settings, "rope_type": "longrope" if kind == "su" else kind, "rope_theta": theta}
 
 
 def _heads(x: Array, count: int) -> Array:
     return x.reshape(len(x), count, -1).swapaxes(0, 1)
 
 
-def _rotate(x: Array, angles: Array) -> Array:
+def rotate(x: Array, angles: Array) -> Array:
     """Rotate each pair (i, i + size/2) of the last axis by its position's angle."""
     first, second = np.split(x, 2, axis=-1)
     cosine, sine = np.cos(angles), np.sin(angles)
@@ -126,15 +141,19 @@ def softmax(x: Array) -> Array:
 
 def oracle_scores(result: OracleResult, prompt_tokens: int, pool: int) -> Array:
     """Scores of the prompt tokens, from queries of the last prompt token and those after it: (prompt tokens,)."""
-    kernel = np.full(pool, 1 / pool)
-    best: Array | None = None
+    scores = None
     for query, key in zip(result.queries, result.keys, strict=True):
         repeated = np.repeat(np.arange(len(key)), len(query) // len(key))
         products = query[:, prompt_tokens - 1 :] @ key[repeated][:, :prompt_tokens].swapaxes(1, 2)
-        weights = softmax(products / math.sqrt(query.shape[-1]))
-        pooled = np.apply_along_axis(lambda row: np.convolve(row, kernel, mode="same"), -1, weights)
-        largest = pooled.max(axis=0)
-        best = largest if best is None else np.maximum(best, largest)
-    if best is None:
+        largest = largest_pooled(softmax(products / math.sqrt(query.shape[-1])), pool)
+        scores = largest if scores is None else np.maximum(scores, largest)
+    if scores is None:
         raise ValueError("no layers")
-    return best.mean(axis=0)
+    return np.asarray(scores.mean(axis=0))
+
+
+def largest_pooled(weights: Array, pool: int) -> Array:
+    """Average pooling over prompt positions, zero outside; then the largest over heads: (queries, prompt tokens)."""
+    kernel = np.full(pool, 1 / pool)
+    pooled = np.apply_along_axis(lambda row: np.convolve(row, kernel, mode="same"), -1, weights)
+    return np.asarray(pooled.max(axis=0))

@@ -5,14 +5,14 @@ from contextlib import contextmanager
 from time import perf_counter
 
 from specprefill_repro.prefill.arms import Models, Prefilled, Request
-from specprefill_repro.prefill.chunked import cached_tokens, most_likely, new_cache, next_logits, prefill_all_but_last
+from specprefill_repro.prefill.chunked import most_likely, new_cache, next_logits, prefill_all_but_last, tokens_read
 
 
 @contextmanager
 def prefill(models: Models, request: Request) -> Iterator[Prefilled]:
     """Prefill the whole prompt; the model is never changed."""
     cache = new_cache(models.target)
-    cached_before = cached_tokens(cache)
+    cached_before = tokens_read(cache)
     prefill_all_but_last(models.target, request.ids, cache, request.step)
     target_done = perf_counter()
     logits = next_logits(models.target, request.ids[-1], cache)

@@ -5,26 +5,18 @@ rotary embedding, of whatever kind, therefore rotates each token by its own posi
 same dtype. (Every public MLX port writes the rotation again, and each got something wrong; docs/design.md, section 4.)
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 
 from specprefill_repro.errors import Exit, ReproError
-from specprefill_repro.prefill.architectures import attention_modules, rotary_name
-
-
-@dataclass
-class Positions:
-    """Original positions of the tokens of the next forward pass, set before each one."""
-
-    current: mx.array | None = None
-    """int32, shape (tokens of the pass,)."""
-
-    def set(self, values: list[int]) -> None:
-        self.current = mx.array(values, dtype=mx.int32)
+from specprefill_repro.prefill.architectures import attention_modules, rotary_width, structure
+from specprefill_repro.prefill.chunked import new_cache
+from specprefill_repro.prefill.windows import Positions, WindowCache
 
 
 @dataclass(eq=False)
@@ -37,57 +29,131 @@ class PositionedRotary:
 
     def __call__(self, x: mx.array, offset: int | mx.array = 0) -> mx.array:
         """Rotate x, shape (1, heads, tokens, head size); `offset`, which counts cache entries, is not used."""
-        current = self.positions.current
-        if current is None or current.shape[0] != x.shape[2]:
-            raise RuntimeError(f"no positions were set for this pass of {x.shape[2]} tokens")
+        current = self.positions.of(x.shape[2])
         self.seen.append(current)
         return self.rotary(x.transpose(2, 1, 0, 3), offset=current).transpose(2, 1, 0, 3)
 
 
-@contextmanager
-def positioned(model: nn.Module) -> Iterator[tuple[Positions, list[PositionedRotary]]]:
-    """Replace the rotary embedding of every attention module; put the originals back on exit, also after an error."""
-    positions = Positions()
-    modules, name = attention_modules(model), rotary_name(model)
-    originals = [getattr(module, name) for module in modules]
-    wrappers = [PositionedRotary(rotary=original, positions=positions) for original in originals]
-    try:
-        for module, wrapper in zip(modules, wrappers, strict=True):
-            setattr(module, name, wrapper)
-        yield positions, wrappers
-    finally:
-        for module, original in zip(modules, originals, strict=True):
-            setattr(module, name, original)
+class PositionedModel:
+    """A model that reads each token at a position of our choice: set `positions`, then call it as the model itself.
+
+    The model is changed only while a call runs, so several of these may take turns on one model, and an error in a
+    call leaves nothing behind. What depends on a position is: the rotary embeddings, the windows of sliding-window
+    layers (see windows.py), and in Ministral 3 the scale of the queries. A recurrent layer has no positions; it reads
+    the tokens that it is given as if nothing lay between them.
+
+    Args:
+        prompt_tokens: length of the whole prompt; the base of a dynamic NTK embedding depends on it.
+
+    Raises:
+        ReproError: the model is not supported.
+    """
+
+    def __init__(self, model: nn.Module, prompt_tokens: int) -> None:
+        self.model = model
+        self.positions = Positions()
+        self._structure = structure(model)
+        self._modules = self._structure.rotary_modules
+        self._originals = [_rotary(module, self._structure.architecture.rotary) for module in self._modules]
+        self.rotaries = [
+            PositionedRotary(rotary=_fixed(original, prompt_tokens), positions=self.positions)
+            for original in self._originals
+        ]
+
+    def __call__(self, tokens: mx.array, cache: list[Any]) -> mx.array:
+        """Logits of `tokens`, shape (1, tokens): (1, tokens, vocabulary)."""
+        with self._installed():
+            return self.model(tokens, cache=cache)
+
+    def make_cache(self) -> list[Any]:
+        """An empty cache: the model's own, but for sliding windows, which count original positions here."""
+        cache = new_cache(self.model)
+        for layer in self._structure.attention:
+            if layer.window is not None and layer.cache is not None:
+                cache[layer.cache] = WindowCache(layer.window, self.positions)
+        return cache
+
+    @contextmanager
+    def _installed(self) -> Iterator[None]:
+        rotary, scale = self._structure.architecture.rotary, self._structure.architecture.query_scale
+        code = self._structure.code
+        original_scale = None if scale is None else getattr(code, scale)
+        try:
+            for module, stand_in in zip(self._modules, self.rotaries, strict=True):
+                setattr(module, str(rotary), stand_in)
+            if original_scale is not None:
+                setattr(code, str(scale), self._scale_by_position(original_scale))
+            yield
+        finally:
+            for module, original in zip(self._modules, self._originals, strict=True):
+                setattr(module, str(rotary), original)
+            if original_scale is not None:
+                setattr(code, str(scale), original_scale)
+
+    def _scale_by_position(self, original: Any) -> Any:
+        """The model's own function, told one position for each row of a batch, as with `mx.fast.rope`."""
+
+        def scale(size: int, offset: Any, *args: Any) -> mx.array:
+            return original(1, self.positions.of(size), *args).reshape(size, 1)
+
+        return scale
+
+
+def _rotary(module: nn.Module, name: str | None) -> nn.Module:
+    rotary = getattr(module, str(name))
+    rotary_width(rotary)  # Refuses a kind that was never checked.
+    return rotary
+
+
+def _fixed(rotary: nn.Module, prompt_tokens: int) -> nn.Module:
+    """The embedding itself; for dynamic NTK scaling a plain one with the base for a prompt of that length.
+
+    mlx_lm chooses the base anew for every pass, from the cache entries so far, so that keys of one prompt are rotated
+    with different bases. Here one base, that of the whole prompt (same formula), serves prompt and decoding.
+    """
+    if type(rotary).__name__ != "DynamicNTKScalingRoPE":
+        return rotary
+    length = max(prompt_tokens, rotary.max_position_embeddings)
+    stretch = rotary.factor * length / rotary.max_position_embeddings - (rotary.factor - 1)
+    base = rotary.base * stretch ** (rotary.dims / (rotary.dims - 2))
+    return nn.RoPE(rotary.dims, traditional=rotary.traditional, base=base)
 
 
 def rotary_is_original(model: nn.Module) -> bool:
     """True when no attention module holds a stand-in."""
-    name = rotary_name(model)
-    return not any(isinstance(getattr(module, name), PositionedRotary) for module in attention_modules(model))
+    return not any(
+        isinstance(value, PositionedRotary) for module in attention_modules(model) for value in vars(module).values()
+    )
 
 
 def check_vector_offsets(model: nn.Module) -> float:
-    """Prove on the device in use that a vector of offsets does what single offsets do.
+    """Prove on the device in use that a vector of offsets does what single offsets do, for every rotary embedding.
 
     Returns:
-        The largest difference between the two ways, over a few positions; 0.0 on a device that is right.
+        The largest difference between the two ways, over a few positions; 0.0 on a device that is right, and for a
+        model without rotary embeddings.
 
     Raises:
         ReproError: they differ (an older CUDA kernel reads only the first offset).
     """
-    module, name = attention_modules(model)[0], rotary_name(model)
-    rotary = getattr(module, name)
-    size = int(module.k_proj.weight.shape[0]) // int(module.n_kv_heads)
-    values = [0, 1, 7, 100, 1023]
-    x = mx.random.normal((1, 2, len(values), size), key=mx.random.key(0))
-    with_vector = rotary(x.transpose(2, 1, 0, 3), offset=mx.array(values)).transpose(2, 1, 0, 3)
-    one_by_one = mx.concatenate([rotary(x[:, :, i : i + 1], offset=value) for i, value in enumerate(values)], axis=2)
-    difference: float = mx.abs(with_vector - one_by_one).max().item()
-    if difference > 1e-5:
+    found = structure(model)
+    largest = 0.0
+    for module in found.rotary_modules:
+        rotary = _fixed(_rotary(module, found.architecture.rotary), 0)
+        largest = max(largest, _vector_offsets_difference(rotary, [0, 1, 7, 100, 1023]))
+    if largest > 1e-5:
         raise ReproError(
-            f"This device rotates a vector of positions wrongly (difference {difference:.3g}).",
+            f"This device rotates a vector of positions wrongly (difference {largest:.3g}).",
             "Its MLX kernel reads only the first offset, so kept tokens would get wrong positions without any error.",
             "Use a newer MLX, or run on the CPU: MLX_DEVICE=cpu ./reproduce",
             Exit.ENVIRONMENT,
         )
+    return largest
+
+
+def _vector_offsets_difference(rotary: nn.Module, values: Sequence[int]) -> float:
+    x = mx.random.normal((1, 2, len(values), rotary_width(rotary)), key=mx.random.key(0))
+    with_vector = rotary(x.transpose(2, 1, 0, 3), offset=mx.array(values)).transpose(2, 1, 0, 3)
+    one_by_one = mx.concatenate([rotary(x[:, :, i : i + 1], offset=value) for i, value in enumerate(values)], axis=2)
+    difference: float = mx.abs(with_vector - one_by_one).max().item()
     return difference

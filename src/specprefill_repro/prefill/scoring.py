@@ -4,26 +4,29 @@ Softmax of each query over the prompt's keys; average pooling over positions; la
 queries.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import mlx.core as mx
 
 from specprefill_repro.prefill.look_ahead import Attention
 
+BLOCK = 16384
+"""Prompt tokens whose weights are in memory at a time: (heads, queries, block) in float32. Scores do not depend on it,
+but for rounding. A prompt that fits into one block is multiplied once, a longer one twice."""
 
-def token_scores(layers: Iterable[Attention], pool: int) -> mx.array:
+
+def token_scores(layers: Iterable[Attention], pool: int, block: int = BLOCK) -> mx.array:
     """Score every prompt token.
 
-    One layer at a time with a running maximum, so that memory does not grow with the number of layers. Queries that
-    share a key head are multiplied with it together; no key is copied.
+    One layer and one block of tokens at a time, with a running maximum, so that memory grows neither with the number
+    of layers nor, beyond (queries, prompt tokens), with the prompt.
 
     Returns:
         float32, shape (prompt tokens,), evaluated.
     """
     best: mx.array | None = None
     for layer in layers:
-        pooled = average_pool(attention_weights(layer), pool)
-        largest = pooled.max(axis=(0, 1))
+        largest = largest_pooled_weights(layer, pool, block)
         best = largest if best is None else mx.maximum(best, largest)
         mx.eval(best)
     if best is None:
@@ -34,13 +37,53 @@ def token_scores(layers: Iterable[Attention], pool: int) -> mx.array:
     return scores
 
 
-def attention_weights(layer: Attention) -> mx.array:
-    """Softmax of scaled query-key products over the prompt: float32, (key heads, heads a key head, queries, tokens)."""
+def largest_pooled_weights(layer: Attention, pool: int, block: int) -> mx.array:
+    """Of each query and prompt token, the largest pooled attention weight over heads: (queries, tokens), float32."""
+    tokens = layer.keys.shape[2]
+    if tokens <= block:
+        found = products(layer, 0, tokens)
+        weights = mx.exp(found - log_total(layer, iter([found])))
+        return average_pool(weights, pool).max(axis=(0, 1))
+    total = log_total(layer, (products(layer, *bounds) for bounds in _blocks(tokens, block)))
+    parts = []
+    for start, stop in _blocks(tokens, block):
+        # Pooling looks half a width beyond the block, where there is a prompt.
+        first, last = max(0, start - pool // 2), min(tokens, stop + pool // 2)
+        pooled = average_pool(mx.exp(products(layer, first, last) - total), pool)
+        parts.append(pooled[..., start - first : stop - first].max(axis=(0, 1)))
+        mx.eval(parts[-1])
+    return mx.concatenate(parts, axis=-1)
+
+
+def products(layer: Attention, start: int, stop: int) -> mx.array:
+    """Scaled products of all queries with some keys: float32, (key heads, heads a key head, queries, keys).
+
+    Queries that share a key head are multiplied with it together; no key is copied.
+    """
     _, heads, count, size = layer.queries.shape
     key_heads = layer.keys.shape[1]
     queries = layer.queries[0].reshape(key_heads, (heads // key_heads) * count, size)
-    products = (queries * layer.scale) @ layer.keys[0].swapaxes(1, 2)
-    return mx.softmax(products.astype(mx.float32), axis=-1).reshape(key_heads, heads // key_heads, count, -1)
+    found = (queries * layer.scale) @ layer.keys[0, :, start:stop].swapaxes(1, 2)
+    return found.astype(mx.float32).reshape(key_heads, heads // key_heads, count, -1)
+
+
+def log_total(layer: Attention, blocks: Iterator[mx.array]) -> mx.array:
+    """Logarithm of each softmax's denominator, sinks included: (key heads, heads a key head, queries, 1)."""
+    total: mx.array | None = None
+    if layer.sinks is not None:
+        total = layer.sinks.astype(mx.float32).reshape(layer.keys.shape[1], -1, 1, 1)
+    for block in blocks:
+        of_block = mx.logsumexp(block, axis=-1, keepdims=True)
+        total = of_block if total is None else mx.logaddexp(total, of_block)
+        mx.eval(total)
+    if total is None:
+        raise ValueError("no prompt")
+    return total
+
+
+def _blocks(tokens: int, block: int) -> Iterator[tuple[int, int]]:
+    for start in range(0, tokens, block):
+        yield start, min(start + block, tokens)
 
 
 def average_pool(weights: mx.array, width: int) -> mx.array:

@@ -7,8 +7,8 @@ from time import perf_counter
 import mlx.core as mx
 
 from specprefill_repro.prefill.arms import Models, Prefilled, Request
-from specprefill_repro.prefill.chunked import cached_tokens, most_likely, new_cache, next_logits, prefill_all_but_last
-from specprefill_repro.prefill.positions import positioned
+from specprefill_repro.prefill.chunked import most_likely, new_cache, next_logits, prefill_all_but_last, tokens_read
+from specprefill_repro.prefill.positions import PositionedModel
 
 
 @contextmanager
@@ -17,38 +17,39 @@ def prefill_kept(
 ) -> Iterator[Prefilled]:
     """Prefill the target with the tokens at the `kept` positions (ascending; the last is the last prompt token's).
 
-    Generated tokens get the positions after the prompt's last. On exit the target is as it was.
+    Generated tokens get the positions after the prompt's last. Between passes the target is as it was, so that
+    several sequences may take turns on it.
 
     Args:
         marks: phases that ended before this one began.
     """
     ids = [request.ids[position] for position in kept]
-    cache = new_cache(models.target)
-    cached_before = cached_tokens(cache)
-    with positioned(models.target) as (positions, wrappers):
-        prefill_all_but_last(
-            models.target, ids, cache, request.step, lambda start, stop: positions.set(list(kept[start:stop]))
-        )
-        target_done = perf_counter()
-        positions.set([kept[-1]])
-        logits = next_logits(models.target, ids[-1], cache)
-        first_token = most_likely(logits)
-        done = perf_counter()
-        next_position = len(request.ids)
+    model = PositionedModel(models.target, len(request.ids))
+    cache = new_cache(model)
+    cached_before = tokens_read(cache)
+    prefill_all_but_last(
+        model, ids, cache, request.step, lambda start, stop: model.positions.set(list(kept[start:stop]))
+    )
+    target_done = perf_counter()
+    model.positions.set([kept[-1]])
+    logits = next_logits(model, ids[-1], cache)
+    first_token = most_likely(logits)
+    done = perf_counter()
+    next_position = len(request.ids)
 
-        def decode(token: int) -> mx.array:
-            nonlocal next_position
-            positions.set([next_position])
-            next_position += 1
-            return next_logits(models.target, token, cache)
+    def decode(token: int) -> mx.array:
+        nonlocal next_position
+        model.positions.set([next_position])
+        next_position += 1
+        return next_logits(model, token, cache)
 
-        yield Prefilled(
-            logits=logits,
-            first_token=first_token,
-            cache=cache,
-            cache_tokens_before=cached_before,
-            kept=list(kept),
-            marks=[*marks, ("target_prefill", target_done), ("first_token", done)],
-            decode=decode,
-            rotary_seen=[list(wrapper.seen) for wrapper in wrappers],
-        )
+    yield Prefilled(
+        logits=logits,
+        first_token=first_token,
+        cache=cache,
+        cache_tokens_before=cached_before,
+        kept=list(kept),
+        marks=[*marks, ("target_prefill", target_done), ("first_token", done)],
+        decode=decode,
+        rotary_seen=[list(rotary.seen) for rotary in model.rotaries],
+    )

@@ -1,11 +1,12 @@
 """What a prefill leaves behind that proves which computation ran; read after the clock has stopped."""
 
 from collections.abc import Sequence
-from itertools import chain
+from itertools import chain, groupby
 from pathlib import Path
+from typing import Any
 
 from specprefill_repro.files import content_id, sha256_file
-from specprefill_repro.prefill.architectures import attention_modules
+from specprefill_repro.prefill.architectures import structure
 from specprefill_repro.prefill.arms import Prefilled
 from specprefill_repro.prefill.positions import rotary_is_original
 from specprefill_repro.study.plan import Arm, ArmKind
@@ -14,7 +15,7 @@ from specprefill_repro.trials.schema import Evidence
 
 def gather_evidence(
     prefilled: Prefilled,
-    target: object,
+    target: Any,
     *,
     needle: tuple[int, int],
     cached_after: set[int],
@@ -32,7 +33,8 @@ def gather_evidence(
         kept_sha256=content_id(kept),
         rotary_positions_sha256=_seen_by_all(prefilled) if modules else None,
         rotary_modules=modules,
-        rotary_modules_restored=len(attention_modules(target)) if modules and rotary_is_original(target) else 0,
+        rotary_modules_expected=len(structure(target).rotary_modules),
+        rotary_modules_restored=len(structure(target).rotary_modules) if modules and rotary_is_original(target) else 0,
         cache_tokens_before=prefilled.cache_tokens_before,
         cache_tokens_after=cached_after.pop() if len(cached_after) == 1 else -1,
         key_dtype=key_dtype.rpartition(".")[2],
@@ -47,14 +49,20 @@ def gather_evidence(
 
 def _seen_by_all(prefilled: Prefilled) -> str:
     """Hash of the positions that queries and keys of every module were rotated by; says so when they differ."""
-    as_lists = {id(array): array.tolist() for seen in prefilled.rotary_seen for array in seen}
-    distinct = {
-        tuple(chain.from_iterable(as_lists[id(array)] for array in calls))
-        for seen in prefilled.rotary_seen
-        # Each pass rotates the queries, then the keys.
-        for calls in (seen[0::2], seen[1::2])
-    }
-    return content_id(list(distinct.pop())) if len(distinct) == 1 else f"{len(distinct)} different lists"
+    distinct = {_positions_of_passes(seen) for seen in prefilled.rotary_seen}
+    positions = distinct.pop() if len(distinct) == 1 else None
+    return content_id(list(positions)) if positions is not None else f"{len(distinct) + 1} different lists"
+
+
+def _positions_of_passes(seen: Sequence[Any]) -> tuple[int, ...] | None:
+    """Positions that one module saw, pass by pass; None when a pass had more or fewer rotations than another.
+
+    A pass rotates queries and keys with the same array; queries alone in a layer that uses another one's keys.
+    """
+    passes = [list(calls) for _, calls in groupby(seen, key=id)]
+    if len({len(calls) for calls in passes}) != 1:
+        return None
+    return tuple(chain.from_iterable(calls[0].tolist() for calls in passes))
 
 
 def as_ranges(positions: Sequence[int]) -> tuple[tuple[int, int], ...]:
@@ -72,7 +80,12 @@ def outcome(arm: Arm, evidence: Evidence, tokens: int) -> str:
     """`dense`, `sparse`, or `fallback: REASON`: what ran, whatever was asked for."""
     if arm.kind is ArmKind.DENSE:
         return "dense" if evidence.tokens_kept == tokens else "fallback: the dense arm did not read the whole prompt"
-    if evidence.rotary_positions_sha256 != evidence.kept_sha256:
+    if evidence.rotary_modules_expected not in (None, evidence.rotary_modules):
+        return (
+            f"fallback: {evidence.rotary_modules} of {evidence.rotary_modules_expected} rotary embeddings were watched"
+        )
+    # A model without rotary embeddings has no positions to see: what its caches hold decides.
+    if evidence.rotary_modules_expected != 0 and evidence.rotary_positions_sha256 != evidence.kept_sha256:
         return "fallback: the rotary embedding saw other positions than the kept ones"
     if evidence.cache_tokens_after != evidence.tokens_kept:
         return f"fallback: the KV cache holds {evidence.cache_tokens_after} of {evidence.tokens_kept} kept tokens"

@@ -50,6 +50,8 @@ class Evidence(Frozen):
     """The same hash over the positions that the target's rotary embedding really saw; None when it was not wrapped."""
     rotary_modules: int
     """Attention modules whose rotary embedding was wrapped (and saw those positions)."""
+    rotary_modules_expected: int | None = None
+    """How many the target has: 0 for a model without rotary embeddings; None in records from before this was noted."""
     rotary_modules_restored: int
     cache_tokens_before: int
     """Tokens in the KV cache when the clock started; must be 0."""

@@ -47,7 +47,7 @@ def measure(job: Job, spawned_at: float) -> Measurement:
 
     from specprefill_repro.prefill.architectures import end_tokens
     from specprefill_repro.prefill.arms import Models, Request
-    from specprefill_repro.prefill.chunked import cached_tokens, log_probabilities, most_likely
+    from specprefill_repro.prefill.chunked import cached_tokens, key_caches, log_probabilities, most_likely
     from specprefill_repro.prefill.loading import load_model
     from specprefill_repro.prefill.positions import check_vector_offsets
     from specprefill_repro.trials.evidence import gather_evidence, outcome
@@ -86,8 +86,8 @@ def measure(job: Job, spawned_at: float) -> Measurement:
         seconds = time.perf_counter() - clock_start
         suspended = suspended_between(sleep_before, suspension_clocks())
         peak_mlx = int(mx.get_peak_memory())
-        cached_after = {cached_tokens([entry]) for entry in prefilled.cache}
-        key_dtype = str(prefilled.cache[0].keys.dtype)
+        cached_after = cached_tokens(prefilled.cache)
+        key_dtype = str(key_caches(prefilled.cache)[0].keys.dtype)
         after = machine_state()
 
         tokens = [prefilled.first_token]
