@@ -47,7 +47,9 @@ def make_needle(rng: random.Random, kind: NeedleKind) -> Needle:
     """
     if kind is NeedleKind.NUMBER:
         answer = str(1_000 + int(rng.random() * 9_000))
-        return Needle(f"The secret number is {answer}.", "Question: What is the secret number?", answer)
+        return Needle(
+            f"The treasure is hidden in room {answer}.", "Question: In which room is the treasure hidden?", answer
+        )
     answer = pick(rng, CITIES)
     return Needle(
         f"The treasure is hidden in the city of {answer}.", "Question: In which city is the treasure hidden?", answer
