@@ -33,13 +33,17 @@ def test_never_presents_a_padded_target_as_a_natural_model() -> None:
     assert "not a natural model" in found.sentence
 
 
+def test_says_that_the_negative_control_lost() -> None:
+    assert "own draft it was slower, as it must be" in answer(report_data("gain")).sentence
+
+
 def test_names_the_price_beside_the_gain() -> None:
     assert "lost none of the 6 answers" in answer(report_data("gain", answers_lost=0.0)).sentence
     assert "lost 6 of the 6 answers" in answer(report_data("gain", answers_lost=1.0)).sentence
 
 
 def test_gives_the_reason_of_a_loss() -> None:
-    assert "because the draft costs as much" in answer(report_data("loss")).sentence
+    assert "Cause: The draft costs as much" in answer(report_data("loss")).sentence
 
 
 def test_a_failed_ruler_takes_the_answer_back() -> None:

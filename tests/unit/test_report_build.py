@@ -164,6 +164,15 @@ def test_every_verdict_has_its_word_and_a_shape() -> None:
     assert len(shapes) == len(Word)
 
 
+def test_many_published_claims_of_a_broken_ruler_are_counted_not_listed() -> None:
+    cell = report_data("gain").estimates.cells[0]
+    claims = tuple(verdict(published(2.0, f"{i}K"), cell, Word.INVALID, "A control failed.") for i in range(9))
+    page = render_report(report_data("gain", verdicts=claims))
+    first = page[page.index('id="verdicts"') : page.index('<nav class="contents"')]
+    assert "invalid</span>: 9 published figures" in first
+    assert "A published speed-up." not in first
+
+
 def test_every_rule_says_what_must_be() -> None:
     cell = report_data("gain").estimates.cells[0]
     cards = [

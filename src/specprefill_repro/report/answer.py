@@ -133,6 +133,9 @@ def _answer(data: ReportData, kind: Role, cells: list[CellEstimate]) -> Answer:
     if len(clauses) > 3:
         sentence += f"; and {len(clauses) - 3} more pairs, in the table below"
     sentence = sentence[0].upper() + sentence[1:] + "."
+    sentence += _causes(data, cells, outcomes)
+    if kind is Role.POSITIVE:
+        sentence += _negative_control(data)
     failed = failed_controls(data)
     overall = one or Outcome.INCONCLUSIVE
     if failed and overall not in (Outcome.INVALID, Outcome.NOT_RUN):
@@ -162,7 +165,7 @@ def _clause(data: ReportData, cell: CellEstimate, found: Outcome, several: bool)
         text = f"at {where}, SpecPrefill was as fast as dense prefill within the tie margin ({speedup}, {spread})"
     else:
         text = f"at {where}, the speed-up of {speedup} ({spread}) cannot be told from no difference"
-    return text + _why(data, cell, found) + _price(cell)
+    return text + _more(data, cell, found) + _price(cell)
 
 
 def _pairs(cell: CellEstimate) -> str:
@@ -176,20 +179,26 @@ def _price(cell: CellEstimate) -> str:
     return f", and lost {lost} of the {cell.answers_dense} answers that dense prefill found"
 
 
-def _why(data: ReportData, cell: CellEstimate, found: Outcome) -> str:
-    if found is Outcome.GAIN:
-        return ""
-    reasons = [v.attribution for v in data.verdicts.verdicts if v.attribution and cell.cell in v.cells]
+def _more(data: ReportData, cell: CellEstimate, found: Outcome) -> str:
     more = [v.more_pairs for v in data.verdicts.verdicts if v.more_pairs and cell.cell in v.cells]
-    if found is Outcome.INCONCLUSIVE and more:
-        return f" (about {max(more)} more pairs would settle it)"
-    return f", because {_inside_sentence(reasons[0])}" if reasons else ""
+    return f" (about {max(more)} more pairs would settle it)" if found is Outcome.INCONCLUSIVE and more else ""
 
 
-def _inside_sentence(text: str) -> str:
-    """A sentence without its full stop and, unless its first word is a name, its capital."""
-    text = text.strip().rstrip(".")
-    return text[:1].lower() + text[1:] if text.split(" ")[0][1:].islower() else text
+def _causes(data: ReportData, cells: list[CellEstimate], outcomes: list[Outcome]) -> str:
+    """Why there is no gain, where there is none."""
+    short = [c.cell for c, found in zip(cells, outcomes, strict=True) if found in (Outcome.TIE, Outcome.LOSS)]
+    causes = [v.attribution for v in data.verdicts.verdicts if v.attribution and set(short) & set(v.cells)]
+    return "".join(f" Cause: {cause.rstrip('.')}." for cause in dict.fromkeys(causes))
+
+
+def _negative_control(data: ReportData) -> str:
+    """One sentence on the target as its own draft, beside the positive control."""
+    cells = [headline_cell(data, pair) for pair in data.pairs if role(data, pair) is Role.NEGATIVE]
+    for cell in cells:
+        if cell is not None and cell.speedup is not None and outcome(data, cell) is Outcome.LOSS:
+            slower = numbers.ratio(cell.speedup, cell.interval95)
+            return f" With the target as its own draft it was slower, as it must be ({slower})."
+    return ""
 
 
 def _reason(data: ReportData, cell: CellEstimate) -> str:

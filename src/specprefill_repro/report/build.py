@@ -43,8 +43,9 @@ def _hidden(char: str) -> bool:
 
 
 def _context(data: ReportData) -> dict[str, Any]:
-    judged = [v for v in data.verdicts.verdicts if v.word is not Word.NOT_COMPARABLE]
+    judged, set_aside = rows.judged_and_set_aside(data.verdicts.verdicts)
     published = [v for v in data.verdicts.verdicts if v.claim.kind is not ClaimKind.EXPECTATION]
+    published.sort(key=lambda verdict: -sum(bool(condition.matches) for condition in verdict.conditions))
     listed = [rows.Listed(content_id(record), record) for record in data.records] if data.lists_trials else []
     # Above the limit the evidence is still summed up record by record; only ids, which cost a hash each, are not made.
     cells = rows.by_cell(data, listed or [rows.Listed("", record) for record in data.records])
@@ -55,7 +56,7 @@ def _context(data: ReportData) -> dict[str, Any]:
         "failed_controls": failed_controls(data),
         "tie_margin": margin(data),
         "judged": [rows.verdict_row(verdict) for verdict in judged],
-        "set_aside": [v for v in data.verdicts.verdicts if v.word is Word.NOT_COMPARABLE],
+        "set_aside": set_aside,
         "published": [rows.verdict_row(verdict) for verdict in published],
         "synthetic": rows.synthetic_models(data),
         "unlocked": rows.unlocked_models(data),
@@ -74,7 +75,7 @@ def _context(data: ReportData) -> dict[str, Any]:
         "quality": figures.quality_figures(data),
         "controls": figures.control_figures(data),
         "drift": figures.drift_figures(data),
-        "detailed_claims": figures.DRAWN_CLAIMS,
+        "detailed_claims": figures.DETAILED_CLAIMS,
         "claims": figures.claim_figures(data),
         "embedded": Markup(embedded(data)),  # JSON of base64 and hex digits
         "svg": Markup,  # of our own charts, whose text the renderer escapes

@@ -243,7 +243,8 @@ def _svg(chart: Any, height: int) -> str:
         .configure_legend(labelColor="currentColor", labelFontSize=11)
         .configure_view(stroke=None)
     )
-    return _tidy(vl_convert.vegalite_to_svg(spec.to_json(), vl_version=VEGA_LITE))
+    # The renderer checks the specification too; altair's own check takes longer than the drawing.
+    return _tidy(vl_convert.vegalite_to_svg(spec.to_json(validate=False), vl_version=VEGA_LITE))
 
 
 def _tidy(svg: str) -> str:

@@ -16,6 +16,8 @@ from specprefill_repro.verdicts.schema import ClaimKind, Verdict
 DRAWN_TRIALS = 200
 """More marks than this say nothing more; the drift chart then draws every nth trial."""
 DRAWN_CLAIMS = 40
+DETAILED_CLAIMS = 16
+"""So many claims get a table of conditions; the others get a line, and their conditions are in verdicts.json."""
 
 
 @dataclass(frozen=True)

@@ -88,6 +88,27 @@ def verdict_row(verdict: Verdict) -> VerdictRow:
     )
 
 
+MANY = 5
+
+
+def judged_and_set_aside(verdicts: Sequence[Verdict]) -> tuple[list[Verdict], list[tuple[VerdictRow, int]]]:
+    """What the first screen lists, and what it only counts, as (an example, their number) by word.
+
+    Published claims that are not comparable are counted; so are more than a few that are invalid or not run.
+    """
+    published: dict[Word, list[Verdict]] = defaultdict(list)
+    for verdict in verdicts:
+        if verdict.claim.kind is not ClaimKind.EXPECTATION:
+            published[verdict.word].append(verdict)
+    counted = {
+        word
+        for word, some in published.items()
+        if word is Word.NOT_COMPARABLE or (word in (Word.INVALID, Word.NOT_RUN) and len(some) > MANY)
+    }
+    listed = [v for v in verdicts if v.claim.kind is ClaimKind.EXPECTATION or v.word not in counted]
+    return listed, [(verdict_row(published[word][0]), len(published[word])) for word in Word if word in counted]
+
+
 def expected(verdict: Verdict) -> str:
     """What the measurement is held against, in words."""
     claim = verdict.claim

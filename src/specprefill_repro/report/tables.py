@@ -34,8 +34,9 @@ def trials_csv(data: ReportData) -> str:
 
 
 def _flat(record: TrialRecord) -> dict[str, Any]:
-    line: dict[str, Any] = {"record": content_id(record)}
-    for name, value in record.model_dump(mode="json").items():
+    plain = record.model_dump(mode="json")
+    line: dict[str, Any] = {"record": content_id(plain)}
+    for name, value in plain.items():
         if isinstance(value, dict) and name != "environment":
             line |= {f"{name}.{key}": _cell(inner) for key, inner in value.items()}
         else:
