@@ -59,19 +59,29 @@ def expected() -> dict[str, NDArray[np.float32]]:
         return {name: arrays[name] for name in arrays.files}
 
 
+def mlx_config(case: str, outer: str | None = None) -> dict[str, Any]:
+    """config.json of a case; with `outer`, of a multimodal checkpoint of that type with the case inside."""
+    config = {**cases()[case]["config"]}
+    if outer is not None:
+        return {"model_type": outer, "text_config": config, "vocab_size": config["vocab_size"]}
+    # mlx_lm has no name of its own for the text part of these.
+    config["model_type"] = config["model_type"].replace("qwen3_5_text", "qwen3_5").replace("moe_text", "moe")
+    return config
+
+
 def build(case: str, outer: str | None = None) -> Any:
     """The model as mlx_lm builds and loads it; with `outer`, as the text part of a multimodal model of that type."""
     import mlx.core as mx
-    from mlx_lm.utils import _get_classes
 
-    config = {**cases()[case]["config"]}
-    # mlx_lm has no name of its own for the text part of these.
-    config["model_type"] = config["model_type"].replace("qwen3_5_text", "qwen3_5").replace("moe_text", "moe")
-    tensors = _as_mlx_expects(config, {name: mx.array(value) for name, value in weights(case).items()})
+    # As the engine imports it: without transformers.
+    from specprefill_repro.prefill.loading import _mlx_lm_utils
+
+    config = mlx_config(case, outer)
+    tensors = {name: mx.array(value) for name, value in weights(case).items()}
+    tensors = _as_mlx_expects(cases()[case]["config"], tensors)
     if outer is not None:
-        config = {"model_type": outer, "text_config": config, "vocab_size": config["vocab_size"]}
-        tensors = {_inside(outer, name): value for name, value in tensors.items()}
-    model_class, arguments = _get_classes(config)
+        tensors = {f"language_model.{name}": value for name, value in tensors.items()}
+    model_class, arguments = _mlx_lm_utils()._get_classes(config)
     model = model_class(arguments.from_dict(json.loads(json.dumps(config))))
     sanitized = model.sanitize(tensors) if hasattr(model, "sanitize") else tensors
     model.load_weights(list(sanitized.items()), strict=True)
@@ -80,15 +90,11 @@ def build(case: str, outer: str | None = None) -> Any:
     return model
 
 
-def _inside(outer: str, name: str) -> str:
-    return f"language_model.{name}"
-
-
 def _as_mlx_expects(config: dict[str, Any], tensors: dict[str, Any]) -> dict[str, Any]:
     """What mlx_lm reads only in the form that the published checkpoints have, and transformers writes differently."""
     if config["model_type"] == "gpt_oss":
         return {new: value for name, old in tensors.items() for new, value in _gpt_oss(name, old)}
-    if config["model_type"] == "qwen3_5_moe":
+    if config["model_type"] == "qwen3_5_moe_text":
         return _experts_together(tensors, config["num_experts"])
     return tensors
 
@@ -119,3 +125,24 @@ def _experts_together(tensors: dict[str, Any], experts: int) -> dict[str, Any]:
         found[f"{stem}.gate_up_proj"] = mx.concatenate([gate, up], axis=1)
         found[f"{stem}.down_proj"] = down
     return found
+
+
+def write(case: str, folder: Path, outer: str | None = None, bits: int | None = None) -> Path:
+    """A model folder with config.json and model.safetensors, float32 or quantised in groups of 32; returns it."""
+    import mlx.core as mx
+    import mlx.nn as nn
+    from mlx.utils import tree_flatten
+
+    model = build(case, outer)
+    config = mlx_config(case, outer)
+    if bits is not None:
+        nn.quantize(model, group_size=32, bits=bits, class_predicate=_quantisable)
+        config["quantization"] = {"group_size": 32, "bits": bits}
+    folder.mkdir(parents=True, exist_ok=True)
+    mx.save_safetensors(str(folder / "model.safetensors"), dict(tree_flatten(model.parameters())))
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def _quantisable(_: str, module: Any) -> bool:
+    return hasattr(module, "to_quantized") and module.weight.shape[-1] % 32 == 0
