@@ -71,7 +71,7 @@ def test_laws_of_a_prompt(tokenizer: ChatTokenizer, seed: int, length: int) -> N
     for number, prompt in enumerate(made.prompts):
         # Exactly as long as asked, and what encoding the text anew gives.
         assert len(prompt.ids) == length == made.length
-        assert (prompt.ids, prompt.free_from) == tokenizer.encode_chat(prompt.text)
+        assert (prompt.ids, prompt.free_from) == tokenizer.encode_chat(prompt.text, prompt.reply)
         assert prompt.kind is BOTH[number % 2]
         assert prompt.depth in DEPTHS
         # The needle once, its answer once, its span where it is said to be.
@@ -80,6 +80,11 @@ def test_laws_of_a_prompt(tokenizer: ChatTokenizer, seed: int, length: int) -> N
         assert not answer_found(prompt.answer, prompt.text.replace(prompt.needle, ""))
         first, last = prompt.needle_tokens
         assert tokenizer.decode(prompt.ids[first:last]).strip() == prompt.needle
+        # The answer's own tokens are what comes next: the beginning of the reply ends where one of them begins.
+        space = "" if prompt.reply.endswith(" ") else " "
+        answered, _ = tokenizer.encode_chat(prompt.text, prompt.reply + space + prompt.answer)
+        assert prompt.reply
+        assert answered[: len(prompt.ids)] == prompt.ids
         # Data, not markup; the question stands at the end.
         assert not any(special in prompt.text for special in SPECIALS)
         assert "{" not in prompt.text
@@ -87,6 +92,14 @@ def test_laws_of_a_prompt(tokenizer: ChatTokenizer, seed: int, length: int) -> N
         # Recomputed here from its definition.
         canonical = json.dumps(list(prompt.ids), separators=(",", ":")).encode()
         assert prompt.sha256 == hashlib.sha256(canonical).hexdigest()
+
+
+def test_a_study_may_leave_the_whole_reply_to_the_model(words: ChatTokenizer) -> None:
+    made = build_prompt_set(1, "pair", BOTH, 300, 4, words, SHA, begin_reply=False)
+    for prompt in made.prompts:
+        assert prompt.reply == ""
+        assert (prompt.ids, prompt.free_from) == words.encode_chat(prompt.text)
+        assert len(prompt.ids) == 300
 
 
 @settings(max_examples=6, deadline=None)

@@ -48,6 +48,7 @@ def write_prompts(project: Project, study_name: str, pair: str, length: int) -> 
         count=prompts_needed(study, pair, length),
         tokenizer=load_tokenizer(project.model_folder(target)),
         tokenizer_sha256=manifests[target].tokenizer_sha256,
+        begin_reply=study.prompts.begin_reply,
     )
     path = project.prompts(study_name, pair, length)
     write_json(path, prompts)
@@ -82,10 +83,12 @@ def build_prompt_set(
     count: int,
     tokenizer: ChatTokenizer,
     tokenizer_sha256: str,
+    begin_reply: bool = True,
 ) -> PromptSet:
-    """Build `count` prompts of exactly `length` tokens each, chat template included.
+    """Build `count` prompts of exactly `length` tokens each, chat template and beginning of the reply included.
 
-    Prompt i depends on the seed, the kinds, the length, the tokenizer and i alone: not on `count`, not on the pair.
+    Prompt i depends on the seed, the kinds, the length, the tokenizer, `begin_reply` and i alone: not on `count`, not
+    on the pair.
     Any two prompts of a set differ in the first token that the template leaves free.
 
     Raises:
@@ -93,9 +96,9 @@ def build_prompt_set(
             not enough opening words that begin with different tokens.
     """
     try:
-        prompts = tuple(_build_all(study_seed, kinds, length, count, tokenizer))
+        prompts = tuple(_build_all(study_seed, kinds, length, count, tokenizer, begin_reply))
     except _TooShort as error:
-        shortest = _shortest(study_seed, kinds, max(length + 1, error.at_least), count, tokenizer)
+        shortest = _shortest(study_seed, kinds, max(length + 1, error.at_least), count, tokenizer, begin_reply)
         raise ReproError(
             f"A prompt of {length} tokens is too short: title, needle, question and chat template need more.",
             f"With this tokenizer the shortest length that works for these {count} prompts is {shortest} tokens.",
@@ -122,12 +125,19 @@ class _TooShort(Exception):
         self.at_least = at_least
 
 
-def _shortest(study_seed: int, kinds: tuple[NeedleKind, ...], start: int, count: int, tokenizer: ChatTokenizer) -> int:
+def _shortest(
+    study_seed: int,
+    kinds: tuple[NeedleKind, ...],
+    start: int,
+    count: int,
+    tokenizer: ChatTokenizer,
+    begin_reply: bool,
+) -> int:
     """Find the shortest length from `start` on at which all prompts can be built, by building them."""
     length = start
     for _ in range(1000):
         try:
-            for _ in _build_all(study_seed, kinds, length, count, tokenizer):
+            for _ in _build_all(study_seed, kinds, length, count, tokenizer, begin_reply):
                 pass
             break
         except _TooShort as error:
@@ -136,7 +146,12 @@ def _shortest(study_seed: int, kinds: tuple[NeedleKind, ...], start: int, count:
 
 
 def _build_all(
-    study_seed: int, kinds: tuple[NeedleKind, ...], length: int, count: int, tokenizer: ChatTokenizer
+    study_seed: int,
+    kinds: tuple[NeedleKind, ...],
+    length: int,
+    count: int,
+    tokenizer: ChatTokenizer,
+    begin_reply: bool,
 ) -> Iterator[Prompt]:
     free_from = tokenizer.free_from()
     openings = _openings(random.Random(f"{study_seed}/openings/{length}"), tokenizer, free_from)
@@ -149,7 +164,7 @@ def _build_all(
                 "Prompts must differ in their first token, and this tokenizer splits too many words alike.",
                 "Lower the number of blocks in the study's file.",
             )
-        prompt = _build(study_seed, kinds, length, number, opening, tokenizer, free_from)
+        prompt = _build(study_seed, kinds, length, number, opening, tokenizer, free_from, begin_reply)
         if prompt.ids[free_from] in first_tokens:
             raise ReproError(
                 f"Prompt {prompt.id} begins with the same token as an earlier one.",
@@ -178,13 +193,15 @@ def _build(
     opening: str,
     tokenizer: ChatTokenizer,
     free_from: int,
+    begin_reply: bool,
 ) -> Prompt:
     kind, depth = kind_of(kinds, number), depth_of(kinds, number)
     seed = f"{study_seed}/{kind}/{length}/{number}"
     rng = random.Random(seed)
     needle = make_needle(rng, kind)
-    text = _exact_text(rng, opening, needle, depth, length, tokenizer)
-    rendered = tokenizer.render(text)
+    reply = needle.reply if begin_reply else ""
+    text = _exact_text(rng, opening, needle, depth, length, tokenizer, reply)
+    rendered = tokenizer.render(text) + reply
     encoding = tokenizer.encode(rendered)
     start = rendered.index(needle.sentence)
     end = start + len(needle.sentence)
@@ -196,6 +213,7 @@ def _build(
         needle=needle.sentence,
         answer=needle.answer,
         text=text,
+        reply=reply,
         ids=tuple(encoding.ids),
         free_from=free_from,
         needle_tokens=(inside[0], inside[-1] + 1),
@@ -205,9 +223,9 @@ def _build(
 
 
 def _exact_text(
-    rng: random.Random, opening: str, needle: Needle, depth: float, length: int, tokenizer: ChatTokenizer
+    rng: random.Random, opening: str, needle: Needle, depth: float, length: int, tokenizer: ChatTokenizer, reply: str
 ) -> str:
-    """Compose a message that makes exactly `length` tokens in its template.
+    """Compose a message that makes exactly `length` tokens in its template, the beginning of the reply included.
 
     As many sentences as fit are taken first, then a list is made that fills the rest. Both are measured on the whole
     text, so the result is exact; the number of corrections is bounded.
@@ -223,7 +241,7 @@ def _exact_text(
         return title + "".join(body) + closing + question
 
     def total(taken: int, closing: str = "") -> int:
-        return len(tokenizer.encode(tokenizer.render(compose(taken, closing))).ids)
+        return len(tokenizer.encode(tokenizer.render(compose(taken, closing)) + reply).ids)
 
     bare = total(0)
     if bare > length:

@@ -26,6 +26,8 @@ class Needle:
     """Holds the answer; stands somewhere in the text."""
     question: str
     """Stands at the end of the user's message."""
+    reply: str
+    """Beginning of the model's reply, up to where the answer stands."""
     answer: str
 
 
@@ -48,11 +50,18 @@ def make_needle(rng: random.Random, kind: NeedleKind) -> Needle:
     if kind is NeedleKind.NUMBER:
         answer = str(1_000 + int(rng.random() * 9_000))
         return Needle(
-            f"The treasure is hidden in room {answer}.", "Question: In which room is the treasure hidden?", answer
+            sentence=f"The treasure is hidden in room {answer}.",
+            question="Question: In which room is the treasure hidden?",
+            # Digits are tokens of their own, and so is the space before them: the next token is the first digit.
+            reply="The treasure is hidden in room ",
+            answer=answer,
         )
     answer = pick(rng, CITIES)
     return Needle(
-        f"The treasure is hidden in the city of {answer}.", "Question: In which city is the treasure hidden?", answer
+        sentence=f"The treasure is hidden in the city of {answer}.",
+        question="Question: In which city is the treasure hidden?",
+        reply="The treasure is hidden in the city of",
+        answer=answer,
     )
 
 

@@ -15,8 +15,10 @@ class Prompt(Frozen):
     answer: str
     text: str
     """The user's message, before the chat template."""
+    reply: str
+    """Beginning of the model's reply that the prompt already holds; empty when it holds none."""
     ids: tuple[int, ...]
-    """What the model reads, chat template included."""
+    """What the model reads, chat template and beginning of the reply included."""
     free_from: int
     """Index of the first token that the chat template leaves free."""
     needle_tokens: tuple[int, int]

@@ -38,6 +38,12 @@ class Pair(Frozen):
 class Prompts(Frozen):
     kinds: tuple[NeedleKind, ...] = Field(min_length=1)
     """Taken in turn: prompt i is of kind i modulo their number."""
+    begin_reply: bool = True
+    """The prompt ends with the beginning of the model's reply, so that the first token is the answer's first.
+
+    Otherwise the first token is that of a phrase every model begins with, and says little. Servers that only take chat
+    messages can't do this.
+    """
     answer_tokens: int = Field(default=12, ge=1, le=512)
     """Tokens decoded after the timed prefill, to see whether the answer survived."""
 
