@@ -40,6 +40,29 @@ def lock(models: Annotated[list[str], typer.Argument(help="Names of models in co
         typer.echo(f"{model}: {len(entry.files)} files locked")
 
 
+@app.command()
+def verify(page: Annotated[Path, typer.Argument(help="A report: reports/NAME/index.html, or any copy of one")]) -> None:
+    """Recompute every number and verdict of a page from the records inside it."""
+    from specprefill_repro.verify import verify_page
+
+    found = verify_page(page)
+    typer.echo(
+        f"{page}: {found.records} records, {found.cells} cells and {found.verdicts} verdicts recomputed, and the page "
+        "is byte for byte what they give.\n"
+        f"{found.divergences} KL values were read from the page: their log-probabilities are too large to be in it."
+    )
+
+
+@app.command()
+def calibrate(seed: Annotated[int, typer.Option(help="Of all scripted machines")] = 1) -> None:
+    """Hold the method against machines whose truth is known, and publish how often it errs."""
+    from specprefill_repro.calibration.results import calibrate, write_results
+    from specprefill_repro.project import find_project
+
+    method = find_project().root / "docs" / "method.md"
+    write_results(calibrate(seed, lambda line: typer.echo(line, err=True)), method)
+
+
 @stage.command("model")
 def stage_model(study: str, model: str) -> None:
     """Fetch or derive a model and write its receipt."""

@@ -5,7 +5,7 @@ import numpy as np
 from specprefill_repro import __version__
 from specprefill_repro.errors import ReproError
 from specprefill_repro.estimates.schema import Estimates, Look
-from specprefill_repro.estimates.stopping import blocks_to_run
+from specprefill_repro.estimates.stopping import blocks_to_run, look
 from specprefill_repro.files import read_model, sha256_file, write_json, write_text
 from specprefill_repro.gate.schema import GateResult
 from specprefill_repro.models.schema import Manifest
@@ -65,25 +65,25 @@ def block(study: str, cell: str, index: int) -> None:
     run_block(project, loaded, cells[cell], index)
 
 
-def stopping(study: str, cell: str, blocks: int) -> None:
+def stopping(study: str, cell: str, blocks: int, project: Project | None = None) -> Look:
     """Look at the width of a cell's interval after so many blocks."""
-    from specprefill_repro.estimates.stopping import look
-
-    project = find_project()
+    project = project or find_project()
     loaded = load_study(project, study)
     planned = cells_by_id(loaded)[cell]
     receipts = block_receipts(project, loaded, planned, blocks)
     store = Store(project.store)
     records = [store.get_record(identity) for receipt in receipts for identity in receipt.records]
     gate = read_model(project.gate(study, planned.pair), GateResult)
-    write_json(project.stopping(study, cell, blocks), look(planned, records, receipts, gate))
+    looked = look(planned, records, receipts, gate)
+    write_json(project.stopping(study, cell, blocks), looked)
+    return looked
 
 
-def estimates(study: str) -> None:
+def estimates(study: str, project: Project | None = None) -> None:
     """Records to estimates."""
     from specprefill_repro.estimates.build import build_estimates
 
-    project = find_project()
+    project = project or find_project()
     tell(stage="estimates")
     loaded = load_study(project, study)
     receipts, records = collect(project, loaded)
@@ -98,13 +98,13 @@ def estimates(study: str) -> None:
     write_json(project.estimates(study), result)
 
 
-def verdicts(study: str) -> None:
+def verdicts(study: str, project: Project | None = None) -> None:
     """Estimates and claims to verdicts."""
     from specprefill_repro.verdicts.build import build_verdicts
     from specprefill_repro.verdicts.claims import load_claims, load_contradictions, study_claims
     from specprefill_repro.verdicts.matching import facts_of
 
-    project = find_project()
+    project = project or find_project()
     tell(stage="verdicts")
     loaded = load_study(project, study)
     claims = load_claims(project)
@@ -119,13 +119,13 @@ def verdicts(study: str) -> None:
     write_json(project.verdicts(study), result)
 
 
-def report(study: str) -> None:
+def report(study: str, project: Project | None = None) -> None:
     """Render the page and its machine-readable twins."""
     from specprefill_repro.report.build import render_report
     from specprefill_repro.report.data import ReportData
     from specprefill_repro.report.tables import write_tables
 
-    project = find_project()
+    project = project or find_project()
     tell(stage="report")
     loaded = load_study(project, study)
     receipts, records = collect(project, loaded)

@@ -64,7 +64,7 @@ def test_a_cell_runs_until_a_look_stops_it_or_the_cap_does(least: int, more: int
 
 
 def test_a_cell_that_stopped_between_first_look_and_cap_keeps_the_first_look_s_degrees_of_freedom() -> None:
-    assert [degrees_of_freedom(pairs, 6, 16) for pairs in (5, 6, 8, 14, 16)] == [4, 5, 5, 5, 15]
+    assert [degrees_of_freedom(pairs, 6, 16) for pairs in (5, 6, 8, 14, 16)] == [4, 5, 5, 5, 10]
     assert degrees_of_freedom(9, 9, 9) == 8
     made = synthetic_study_records(study(5), 1, World(noise=0.02))
     fixed = build_estimates(study(5, 5), *made).cells[0]

@@ -3,7 +3,15 @@
 from collections.abc import Mapping, Sequence
 from statistics import mean, median
 
-from specprefill_repro.estimates.pairing import LogProbabilities, Sorted, index_trials, pair_estimates, sort_trials
+from specprefill_repro.estimates.pairing import (
+    Divergence,
+    LogProbabilities,
+    Sorted,
+    divergence_of,
+    index_trials,
+    pair_estimates,
+    sort_trials,
+)
 from specprefill_repro.estimates.prediction import DenseTimes, baseline_problem, dense_times, predicted_speedup
 from specprefill_repro.estimates.schema import CellEstimate, Drift, Estimates, PairEstimate
 from specprefill_repro.estimates.statistics import degrees_of_freedom, drift, interval, share_interval, summary
@@ -30,6 +38,17 @@ def build_estimates(
     Raises:
         ReproError: two records stand for one trial.
     """
+    return estimate_study(study, records, receipts, gates, divergence_of(log_probabilities))
+
+
+def estimate_study(
+    study: Study,
+    records: Sequence[TrialRecord],
+    receipts: Sequence[BlockReceipt],
+    gates: Mapping[str, GateResult],
+    divergence: Divergence,
+) -> Estimates:
+    """The same, with `divergence` giving the KL of each pair that counts: for whoever has no log-probabilities."""
     cells = plan_cells(study)
     index = index_trials(records)
     by_cell: dict[str, list[BlockReceipt]] = {cell.id: [] for cell in cells}
@@ -39,7 +58,7 @@ def build_estimates(
     trials = {cell.id: sort_trials(cell, index, by_cell[cell.id], gates.get(cell.pair)) for cell in cells}
     dense = [record for cell in cells for record in _dense_trials(trials[cell.id])]
     times = dense_times(dense)
-    estimates = tuple(_cell(study, cell, trials[cell.id], times, log_probabilities) for cell in cells)
+    estimates = tuple(_cell(study, cell, trials[cell.id], times, divergence) for cell in cells)
     return Estimates(
         study=study.name,
         cells=estimates,
@@ -64,9 +83,9 @@ def _cell(
     cell: Cell,
     trials: Sorted,
     times: Mapping[str, Mapping[int, DenseTimes]],
-    log_probabilities: LogProbabilities,
+    divergence: Divergence,
 ) -> CellEstimate:
-    pairs = pair_estimates(trials.counted, log_probabilities)
+    pairs = pair_estimates(trials.counted, divergence)
     dense = [twins.dense for twins in trials.counted]
     treated = [twins.treated for twins in trials.counted]
     ratios = [pair.log_ratio for pair in pairs]

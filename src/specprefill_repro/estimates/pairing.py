@@ -14,6 +14,9 @@ from specprefill_repro.trials.schema import BlockReceipt, TrialRecord
 LogProbabilities = Callable[[str], object]
 """Content hash -> float32 [vocabulary] log-probabilities of a first token."""
 
+Divergence = Callable[[TrialRecord, TrialRecord], float]
+"""(dense, treated) -> KL(dense || treated) of the first token's distribution, in nats."""
+
 Index = Mapping[tuple[str, int], Sequence[TrialRecord]]
 """(cell, block) -> its trials in the order in which they ran."""
 
@@ -93,7 +96,7 @@ def sort_trials(cell: Cell, index: Index, receipts: Sequence[BlockReceipt], gate
     return Sorted(tuple(counted), tuple(problems), tuple(trials))
 
 
-def pair_estimates(counted: Sequence[Twins], log_probabilities: LogProbabilities) -> tuple[PairEstimate, ...]:
+def pair_estimates(counted: Sequence[Twins], divergence: Divergence) -> tuple[PairEstimate, ...]:
     """What each pair that counts says."""
     ratios = [log_ratio(twins.dense.seconds, twins.treated.seconds) for twins in counted]
     return tuple(
@@ -109,13 +112,18 @@ def pair_estimates(counted: Sequence[Twins], log_probabilities: LogProbabilities
             dense_answer_found=twins.dense.answer_found,
             treated_answer_found=twins.treated.answer_found,
             same_first_token=twins.dense.evidence.first_token == twins.treated.evidence.first_token,
-            kl_nats=_kl(twins, log_probabilities),
+            kl_nats=divergence(twins.dense, twins.treated),
             outlier=outlier,
         )
         for twins, ratio, outlier in zip(counted, ratios, outliers(ratios), strict=True)
     )
 
 
-def _kl(twins: Twins, log_probabilities: LogProbabilities) -> float:
-    dense, treated = twins.dense.evidence.logits_sha256, twins.treated.evidence.logits_sha256
-    return 0.0 if dense == treated else kl_divergence(log_probabilities(dense), log_probabilities(treated))
+def divergence_of(log_probabilities: LogProbabilities) -> Divergence:
+    """The divergence as it is computed from stored log-probabilities."""
+
+    def divergence(dense: TrialRecord, treated: TrialRecord) -> float:
+        here, there = dense.evidence.logits_sha256, treated.evidence.logits_sha256
+        return 0.0 if here == there else kl_divergence(log_probabilities(here), log_probabilities(there))
+
+    return divergence

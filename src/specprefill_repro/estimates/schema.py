@@ -1,15 +1,28 @@
 """What the records say, cell by cell, as it lies on disk."""
 
-from pydantic import Field
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
 
 from specprefill_repro.schema import Frozen
 from specprefill_repro.study.schema import NeedleKind, Treatment
 
 
+DIGITS = 10
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.{DIGITS - 1}e}")
+
+
+Number = Annotated[float, AfterValidator(_rounded)]
+"""Rounded to ten significant digits: the rest differs between machines, and a page must be the same on all of them."""
+
+
 class Interval(Frozen):
-    low: float
-    high: float
-    level: float
+    low: Number
+    high: Number
+    level: Number
     """Such as 0.95."""
 
 
@@ -31,16 +44,16 @@ class PairEstimate(Frozen):
     block: int
     prompt: str
     kind: NeedleKind
-    dense_seconds: float
-    treated_seconds: float
-    log_ratio: float
+    dense_seconds: Number
+    treated_seconds: Number
+    log_ratio: Number
     """ln(dense seconds) - ln(treated seconds)."""
     dense_record: str
     treated_record: str
     dense_answer_found: bool
     treated_answer_found: bool
     same_first_token: bool
-    kl_nats: float
+    kl_nats: Number
     """KL(dense || treated) of the first token's distribution."""
     outlier: bool
     """Modified z-score above 3.5; flagged, never dropped."""
@@ -52,22 +65,22 @@ class CellEstimate(Frozen):
     treatment: Treatment
     length: int
     nominal_keep: float
-    actual_keep: float | None
+    actual_keep: Number | None
     """Mean share of prompt tokens that the target read; None without records."""
     pairs: tuple[PairEstimate, ...]
     degrees: int | None = None
     """Degrees of freedom of Student's t: pairs - 1, or fewer where looking more than once decided when to stop."""
-    speedup: float | None
+    speedup: Number | None
     """exp(mean log ratio)."""
     interval95: Interval | None
     """Of the speed-up; Student's t on the log ratios; None below two pairs."""
     interval90: Interval | None
-    dense_median_seconds: float | None
-    treated_median_seconds: float | None
-    dense_phases: dict[str, float]
+    dense_median_seconds: Number | None
+    treated_median_seconds: Number | None
+    dense_phases: dict[str, Number]
     """Median seconds by phase."""
-    treated_phases: dict[str, float]
-    predicted_speedup: float | None
+    treated_phases: dict[str, Number]
+    predicted_speedup: Number | None
     """From the parts: the draft's and the target's measured dense prefill times; None when a part is missing."""
     answers_dense: int
     answers_treated: int
@@ -75,8 +88,8 @@ class CellEstimate(Frozen):
     """Prompts that the dense arm answered and the treated arm did not."""
     answers_lost_interval: Interval | None
     """Clopper-Pearson, of the share lost among those that the dense arm answered."""
-    first_token_agreement: float | None
-    median_kl_nats: float | None
+    first_token_agreement: Number | None
+    median_kl_nats: Number | None
     problems: tuple[str, ...]
     """Void blocks and failed evidence, in words; empty when all is well."""
     outcomes: dict[str, int] = Field(default_factory=dict)
@@ -93,7 +106,7 @@ class Drift(Frozen):
     pair: str
     length: int
     trials: int
-    change: float
+    change: Number
     """Slope times the span, as a share of the median: 0.06 is 6 % slower at the end."""
     interval95: Interval
     """Of `change`."""
@@ -106,7 +119,7 @@ class Drift(Frozen):
 class Estimates(Frozen):
     study: str
     cells: tuple[CellEstimate, ...]
-    placebo_margin: float | None
+    placebo_margin: Number | None
     """Largest |log ratio| that the placebo's 95 % interval allows: this machine's noise; None without a placebo."""
     voids: tuple[str, ...]
     """Every block that was thrown away and every pair that does not count, in words."""

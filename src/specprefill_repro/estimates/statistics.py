@@ -126,12 +126,14 @@ def degrees_of_freedom(pairs: int, least: int, most: int) -> int:
     """Degrees of freedom of the interval of a cell that may stop early: at `least` pairs, or later up to `most`.
 
     Whoever looks again and again and stops at a narrow interval, stops more often where the pairs happen to lie close
-    together: at the worst noise a nominal 95 % interval then covers 92.8 %. So a cell that stopped after more than one
-    look keeps the degrees of freedom of the first look. That brings the cover to 94 to 96 % at every noise
-    (calibration); at the cap, nothing was chosen by looking, and all count.
+    together: at the worst noise a nominal 95 % interval then covers 92.7 %. So a cell that stopped after more than one
+    look keeps the degrees of freedom of the first look, and one at the cap gets those halfway between. Found by
+    simulation: at every noise and for caps of 8 to 40 pairs the interval then covers 94.4 to 96.6 %.
     """
     first = max(least, MIN_PAIRS)
-    return first - 1 if first < pairs < most else pairs - 1
+    if least == most or pairs <= first:
+        return pairs - 1
+    return first - 1 if pairs < most else (first + most) // 2 - 1
 
 
 def outliers(log_ratios: Sequence[float]) -> tuple[bool, ...]:

@@ -97,7 +97,7 @@ def _expectation(claim: Claim, study: Study, estimates: Estimates) -> Found:
 
 
 def _published(claim: Claim, study: Study, estimates: Estimates, facts: Facts, broken: str | None) -> Found:
-    cell = closest_cell(claim.conditions, estimates.cells)
+    cell = closest_cell(claim.conditions, _best_matching(claim, study, estimates.cells, facts))
     if broken is not None:
         return Found(_plain(claim, Word.INVALID, f"No verdict: {broken}."))
     if cell is None:
@@ -106,6 +106,16 @@ def _published(claim: Claim, study: Study, estimates: Estimates, facts: Facts, b
     if not is_full_match(rows) or claim.rule is Rule.SHOWN:
         return Found(_beside(claim, cell, rows))
     return _judge_cell(claim, study, estimates, cell, broken, rows)
+
+
+def _best_matching(claim: Claim, study: Study, cells: Sequence[CellEstimate], facts: Facts) -> list[CellEstimate]:
+    """The speculative cells that differ from the claim in the fewest conditions, whether their trials count or not.
+
+    Otherwise a claim whose own cell is void would be held against a cell of other models that is not.
+    """
+    speculative = [cell for cell in cells if cell.treatment is Treatment.SPECULATIVE]
+    differ = [sum(row.matches is False for row in match_conditions(claim, cell, study, facts)) for cell in speculative]
+    return [cell for cell, count in zip(speculative, differ, strict=True) if count == min(differ)]
 
 
 def _beside(claim: Claim, cell: CellEstimate, rows: tuple[ConditionMatch, ...]) -> Verdict:
@@ -167,7 +177,7 @@ def _judge_cell(
     verdict = Verdict(
         claim=claim,
         word=judged.word,
-        sentence=judged.sentence + dropped + _settled_by(judged.word, more, ratios),
+        sentence=judged.sentence + dropped + _remarks(cell, estimates, margin) + _settled_by(judged.word, more, ratios),
         cells=(cell.cell,),
         measured=cell.speedup,
         interval95=cell.interval95,
@@ -178,6 +188,17 @@ def _judge_cell(
         more_pairs=more,
     )
     return Found(verdict, _p_value(judged.word, lambda level: judge(_summary(ratios, cell.degrees), level).word))
+
+
+def _remarks(cell: CellEstimate, estimates: Estimates, margin: float) -> str:
+    """What a reader must know of the measurement besides: outliers, and a machine that changed meanwhile."""
+    outliers = sum(pair.outlier for pair in cell.pairs)
+    marked = f" {outliers} of {len(cell.pairs)} pairs are outliers; they count all the same." if outliers else ""
+    for change in estimates.drift:
+        if (change.pair, change.length) == (cell.pair, cell.length) and change.found and abs(change.change) > margin:
+            slower = "slower" if change.change > 0 else "faster"
+            marked += f" Over the study the dense trials became {abs(change.change):.0%} {slower}."
+    return marked
 
 
 def _summary(ratios: Sequence[float], degrees: int | None) -> Summary:

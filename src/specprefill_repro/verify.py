@@ -1,0 +1,217 @@
+"""Recompute a page from the records that it carries, and name the first place where it says something else.
+
+Five steps, each on what the one before has proved: the data block is whole; each record is the one that its receipt
+names; the estimates follow from the records; the verdicts follow from the estimates and the cards; the page is,
+byte for byte, what its data give. Nothing of the page is run, and nothing is fetched.
+
+What cannot be recomputed: the KL divergences, since the log-probabilities of a whole vocabulary are too large for a
+page. Each is read from the page and belongs to two records whose hashes are checked.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from specprefill_repro import __version__
+from specprefill_repro.errors import Exit, ReproError
+from specprefill_repro.estimates.build import estimate_study
+from specprefill_repro.files import content_id, read_limited
+from specprefill_repro.report.build import render_report
+from specprefill_repro.report.data import ReportData, read_embedded
+from specprefill_repro.study.schema import Study
+from specprefill_repro.trials.schema import TrialRecord
+from specprefill_repro.verdicts.build import build_verdicts
+from specprefill_repro.verdicts.matching import facts_of
+
+MAX_PAGE_BYTES = 20_000_000
+MAX_CELLS = 2_000
+MAX_TOKENS = 2_000_000
+MAX_POSITIONS = 50_000_000
+"""Listed by all records together; a hostile page could name a range that no memory holds."""
+
+
+@dataclass(frozen=True)
+class Verified:
+    """How much was recomputed."""
+
+    records: int
+    cells: int
+    verdicts: int
+    divergences: int
+    """KL values that were read, not recomputed."""
+
+
+def verify_page(path: Path) -> Verified:
+    """Recompute a page.
+
+    Raises:
+        ReproError: it can't be read, carries no records, or says something else than its records; names the place.
+    """
+    content = read_limited(path, MAX_PAGE_BYTES)
+    try:
+        page = content.decode()
+    except UnicodeDecodeError as error:
+        raise _differs(f"byte {error.start} of the page", "text in UTF-8", "another byte") from error
+    data = read_embedded(page)
+    _check_size(data)
+    _check_records(data)
+    divergences = _check_estimates(data)
+    _check_verdicts(data)
+    _check_bytes(page, render_report(data), data)
+    return Verified(len(data.records), len(data.estimates.cells), len(data.verdicts.verdicts), divergences)
+
+
+def _check_size(data: ReportData) -> None:
+    if data.estimates.cells and not data.records and any(cell.outcomes for cell in data.estimates.cells):
+        raise ReproError(
+            "The page carries no records, so nothing can be recomputed from it.",
+            "A study of more than 1,000 trials is summed up on its page; its records lie in the store that made it.",
+            "Recompute it where the records are: specprefill-repro stage estimates NAME, then compare.",
+            Exit.VERIFICATION,
+        )
+    positions = 0
+    for number, record in enumerate(data.records):
+        positions += sum(max(0, end - start) for start, end in record.evidence.kept_ranges)
+        if record.prompt.tokens > MAX_TOKENS or positions > MAX_POSITIONS:
+            raise _too_large(f"record {number + 1} names more positions than a prompt has")
+    if cells_of(data.study) > MAX_CELLS:
+        raise _too_large(f"its study has more than {MAX_CELLS:,} cells")
+
+
+def cells_of(study: Study) -> int:
+    """Number of cells of a study, without making them."""
+    return sum(len(comparison.lengths) * max(1, len(comparison.keep)) for comparison in study.comparisons)
+
+
+def _too_large(what: str) -> ReproError:
+    return ReproError(
+        f"The page is not verified: {what}.",
+        "No study of this package is that large; the page was not made by it.",
+        "Do not trust the page.",
+        Exit.VERIFICATION,
+    )
+
+
+def _check_records(data: ReportData) -> None:
+    """Every record is named by the receipt of its block, in its place, and every receipt by its own parts."""
+    named: dict[str, str] = {}
+    for receipt in data.receipts:
+        place = f"receipt of block {receipt.block} of {receipt.cell}"
+        if content_id(dict(receipt.parts)) != receipt.fingerprint:
+            raise _differs(place, "the fingerprint of its parts", f"fingerprint {receipt.fingerprint[:12]}...")
+        for position, identity in enumerate(receipt.records):
+            named[identity] = f"trial {position + 1} of block {receipt.block} of {receipt.cell}"
+    for number, record in enumerate(data.records):
+        identity = content_id(record)
+        own = f"trial {record.position + 1} of block {record.block} of {record.cell}"
+        if identity not in named:
+            where = f"record {number + 1} ({own})"
+            raise _differs(where, "content with a hash that a receipt names", f"content with the hash {identity}")
+        if named.pop(identity) != own:
+            raise _differs(f"record {number + 1}", f"the record of {own} in its own block's receipt", "another place")
+    if named:
+        raise _differs(next(iter(named.values())), "a record", "none")
+
+
+def _check_estimates(data: ReportData) -> int:
+    """Recompute the estimates; return how many KL values were taken from the page."""
+    told = {
+        (pair.dense_record, pair.treated_record): pair.kl_nats for cell in data.estimates.cells for pair in cell.pairs
+    }
+    identities = {id(record): content_id(record) for record in data.records}
+    read = 0
+
+    def divergence(dense: TrialRecord, treated: TrialRecord) -> float:
+        nonlocal read
+        pair = identities[id(dense)], identities[id(treated)]
+        if pair not in told:
+            raise _differs(f"the estimate of {dense.cell}", f"a pair of record {pair[0][:12]}", "none")
+        read += 1
+        if not (math.isfinite(told[pair]) and told[pair] >= 0):
+            raise _differs(f"the KL of record {pair[0][:12]}", "a number from 0 on", str(told[pair]))
+        return told[pair]
+
+    found = estimate_study(data.study, data.records, data.receipts, data.gates, divergence)
+    _compare("estimates", found, data.estimates)
+    return read
+
+
+def _check_verdicts(data: ReportData) -> None:
+    found = build_verdicts(
+        data.study,
+        data.estimates,
+        [verdict.claim for verdict in data.verdicts.verdicts],
+        facts_of(data.records, data.models),
+        data.verdicts.contradictions,
+    )
+    _compare("verdicts", found, data.verdicts)
+
+
+def _compare(name: str, recomputed: BaseModel, told: BaseModel) -> None:
+    difference = next(_differences(name, recomputed.model_dump(mode="json"), told.model_dump(mode="json")), None)
+    if difference is not None:
+        raise _differs(*difference)
+
+
+def _differences(place: str, recomputed: Any, told: Any) -> Iterator[tuple[str, str, str]]:
+    """(place, recomputed, told) of each difference; cells and verdicts are named by their id."""
+    if isinstance(recomputed, dict) and isinstance(told, dict):
+        for key in sorted(set(recomputed) | set(told)):
+            yield from _differences(f"{place}.{key}", recomputed.get(key), told.get(key))
+    elif isinstance(recomputed, list) and isinstance(told, list):
+        for number, (ours, theirs) in enumerate(zip_longest(recomputed, told)):
+            yield from _differences(f"{place}[{_label(theirs) or number}]", ours, theirs)
+    elif recomputed != told:
+        yield place, _short(recomputed), _short(told)
+
+
+def _label(value: Any) -> str | None:
+    if not isinstance(value, dict):
+        return None
+    claim = value.get("claim")
+    label = value.get("cell") or value.get("prompt") or (claim.get("id") if isinstance(claim, dict) else None)
+    return label if isinstance(label, str) else None
+
+
+def _check_bytes(page: str, rendered: str, data: ReportData) -> None:
+    if page == rendered:
+        return
+    theirs, ours = page.splitlines(), rendered.splitlines()
+    line = next(n for n, (a, b) in enumerate(zip_longest(theirs, ours)) if a != b) if theirs != ours else len(ours)
+    there, here = (lines[line] if line < len(lines) else "" for lines in (theirs, ours))
+    start = next((n for n, (a, b) in enumerate(zip_longest(there, here)) if a != b), 0)
+    section = next((text for text in reversed(theirs[:line]) if "<section" in text or "<h2" in text), "the head")
+    place = f"line {line + 1}, column {start + 1} of the page, after {_short(section.strip())}"
+    written = data.facts.get("package", __version__)
+    raise _differs(
+        place,
+        _excerpt(here, start),
+        _excerpt(there, start),
+        f"The page was made by version {written} of this package and checked by {__version__}, which may draw it "
+        "differently; its records, estimates and verdicts do agree."
+        if written != __version__
+        else None,
+    )
+
+
+def _excerpt(text: str, start: int) -> str:
+    return repr(text[max(0, start - 20) : start + 40])
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _differs(place: str, recomputed: str, told: str, why: str | None = None) -> ReproError:
+    return ReproError(
+        f"The page does not follow from its records: at {place}, it should be {recomputed}, and is {told}.",
+        why or "The page, or the data in it, was changed after it was made.",
+        "Do not trust the page; fetch it again from where it was published.",
+        Exit.VERIFICATION,
+    )

@@ -1,0 +1,214 @@
+"""A page that says anything else than its records is caught, and the place is named."""
+
+import base64
+import bz2
+import hashlib
+import json
+import random
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specprefill_repro import verify
+from specprefill_repro.calibration.chain import render_page
+from specprefill_repro.calibration.results import run_case
+from specprefill_repro.calibration.worlds import TRUE_WORLDS
+from specprefill_repro.errors import Exit, ReproError
+from specprefill_repro.files import canonical_json, content_id
+from specprefill_repro.report.data import ReportData
+from specprefill_repro.verify import verify_page
+
+BLOCK = re.compile(r'(<script type="application/json" id="records">)(.*?)(</script>)', re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    project, _ = run_case(TRUE_WORLDS[0], tmp_path_factory.mktemp("verify"))
+    return render_page(project)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_rendering_of_each_data() -> Any:
+    """Rendering takes a second; pages of the same data are rendered once."""
+    drawn: dict[str, str] = {}
+    original = verify.render_report
+
+    def render(data: ReportData) -> str:
+        key = content_id(data)
+        if key not in drawn:
+            drawn[key] = original(data)
+        return drawn[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(verify, "render_report", render)
+        yield
+
+
+@cache
+def embedded(page: str) -> Any:
+    found = BLOCK.search(page)
+    assert found is not None
+    return json.loads(bz2.decompress(base64.b64decode(json.loads(found[2])["data"])))
+
+
+def sealed(page: str, content: bytes) -> str:
+    """The page with other data, its hash made to fit: what somebody would do who knows the format."""
+    block = {
+        "data": base64.b64encode(bz2.compress(content)).decode(),
+        "encoding": "base64 of bzip2 of JSON (UTF-8)",
+        "sha256": hashlib.sha256(content).hexdigest(),
+    }
+    return BLOCK.sub(lambda found: found[1] + canonical_json(block).decode() + found[3], page)
+
+
+def refused(path: Path, text: str) -> str:
+    path.write_text(text)
+    with pytest.raises(ReproError) as caught:
+        verify_page(path)
+    assert caught.value.exit_code is Exit.VERIFICATION
+    return caught.value.what
+
+
+def changed(page: Path, edit: Callable[[Any], None]) -> str:
+    data = json.loads(json.dumps(embedded(page.read_text())))
+    edit(data)
+    return sealed(page.read_text(), canonical_json(data))
+
+
+def test_an_untouched_page_is_verified(page: Path) -> None:
+    found = verify_page(page)
+    assert (found.records, found.cells, found.divergences) == (72, 6, 36)
+
+
+def other(character: str, rng: random.Random) -> str:
+    return rng.choice([c for c in "0123456789" if c != character])
+
+
+def test_60_of_60_single_characters_of_numbers_on_the_page_are_caught(page: Path, tmp_path: Path) -> None:
+    text, rng = page.read_text(), random.Random(1)
+    digits = [found.start() for found in re.finditer(r"\d", text)]
+    for place in rng.sample(digits, 60):
+        edited = text[:place] + other(text[place], rng) + text[place + 1 :]
+        assert re.search(r"line \d+, column|data block", refused(tmp_path / "page.html", edited))
+
+
+def test_40_of_40_single_digits_of_records_are_caught_though_the_hash_is_made_to_fit(
+    page: Path, tmp_path: Path
+) -> None:
+    """In records, receipts and estimates: the data say it themselves, before the page is drawn."""
+    text, rng = page.read_text(), random.Random(2)
+    data = embedded(text)
+    for number in range(40):
+        part = ("records", "receipts", "estimates", "verdicts")[number % 4]
+        plain = json.dumps(data[part])
+        digits = [found.start() for found in re.finditer(r"(?<=[\d.])\d(?=\d)", plain)]
+        place = rng.choice(digits)
+        edited = json.loads(plain[:place] + other(plain[place], rng) + plain[place + 1 :])
+        what = refused(tmp_path / "page.html", sealed(text, canonical_json(data | {part: edited})))
+        assert "at " in what or "data block" in what
+
+
+def test_a_changed_second_is_named_by_its_record(page: Path, tmp_path: Path) -> None:
+    def edit(data: Any) -> None:
+        data["records"][7]["seconds"] += 0.001
+
+    record = embedded(page.read_text())["records"][7]
+    what = refused(tmp_path / "page.html", changed(page, edit))
+    assert f"record 8 (trial {record['position'] + 1} of block {record['block']} of {record['cell']})" in what
+
+
+def test_a_changed_estimate_is_named_by_its_cell(page: Path, tmp_path: Path) -> None:
+    def edit(data: Any) -> None:
+        data["estimates"]["cells"][1]["interval95"]["high"] += 0.01
+
+    assert "estimates.cells[pair-1024-speculative-keep0.2].interval95.high" in refused(
+        tmp_path / "page.html", changed(page, edit)
+    )
+
+
+def test_a_changed_verdict_is_named_by_its_claim(page: Path, tmp_path: Path) -> None:
+    def edit(data: Any) -> None:
+        data["verdicts"]["verdicts"][2]["word"] = "exceeded"
+
+    assert "verdicts.verdicts[scripted-claim].word" in refused(tmp_path / "page.html", changed(page, edit))
+
+
+def test_a_record_that_is_left_out_is_missed(page: Path, tmp_path: Path) -> None:
+    assert "trial 1 of block 0" in refused(tmp_path / "page.html", changed(page, lambda data: data["records"].pop(0)))
+
+
+def test_a_hash_in_a_receipt_is_caught(page: Path, tmp_path: Path) -> None:
+    def edit(data: Any) -> None:
+        data["receipts"][0]["parts"]["code"] = "0" * 64
+
+    assert "receipt of block 0" in refused(tmp_path / "page.html", changed(page, edit))
+
+
+def test_a_claim_that_was_softened_no_longer_fits_its_verdict(page: Path, tmp_path: Path) -> None:
+    def edit(data: Any) -> None:
+        data["verdicts"]["verdicts"][2]["claim"]["value"] = 0.2
+
+    assert "scripted-claim" in refused(tmp_path / "page.html", changed(page, edit))
+
+
+def test_a_page_with_other_words_and_the_same_data_is_caught(page: Path, tmp_path: Path) -> None:
+    text = page.read_text()
+    assert "<script>" not in text
+    assert "line " in refused(tmp_path / "page.html", text.replace("</body>", "<script>alert(1)</script></body>"))
+
+
+@pytest.mark.parametrize(
+    "edit, what",
+    [
+        (lambda data: data["records"][0]["prompt"].update(tokens=10**12), "more positions than a prompt has"),
+        (
+            lambda data: data["records"][0]["evidence"].update(kept_ranges=[[0, 10**15]]),
+            "more positions than a prompt has",
+        ),
+        (
+            lambda data: data["study"]["comparisons"][0].update(
+                lengths=list(range(128, 2128)), keep=[0.1 + i / 10_000 for i in range(2000)]
+            ),
+            "more than 2,000 cells",
+        ),
+    ],
+)
+def test_a_page_made_to_exhaust_the_machine_is_refused_at_once(
+    page: Path, tmp_path: Path, edit: Callable[[Any], None], what: str
+) -> None:
+    assert what in refused(tmp_path / "page.html", changed(page, edit))
+
+
+def test_a_compressed_bomb_is_refused(page: Path, tmp_path: Path) -> None:
+    assert "larger than 50 MB" in refused(tmp_path / "page.html", sealed(page.read_text(), b" " * 60_000_000))
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"<html></html>", b"{" * 100_000])
+def test_what_is_no_page_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "page.html"
+    path.write_bytes(content)
+    with pytest.raises(ReproError):
+        verify_page(path)
+
+
+def test_a_page_larger_than_any_report_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verify, "MAX_PAGE_BYTES", 1000)
+    (tmp_path / "page.html").write_text(" " * 1001)
+    with pytest.raises(ReproError, match="larger than 1,000 bytes"):
+        verify_page(tmp_path / "page.html")
+
+
+def test_nothing_of_mlx_is_needed(page: Path) -> None:
+    program = (
+        "import sys; sys.modules['mlx'] = sys.modules['mlx_lm'] = None\n"
+        "from specprefill_repro.cli import app\napp(['verify', sys.argv[1]])"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(page)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "72 records, 6 cells and 3 verdicts recomputed" in done.stdout
