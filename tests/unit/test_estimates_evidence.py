@@ -52,6 +52,7 @@ def test_a_fault_is_named(kind: str, words: str) -> None:
     [
         ({"rotary_positions_sha256": None}, "were not recorded"),
         ({"rotary_modules": 0, "rotary_modules_restored": 0}, "no rotary embedding was watched"),
+        ({"rotary_modules_expected": 31}, "30 of 31 rotary embeddings were watched"),
         ({"kept_sha256": content_id([1])}, "hash of the kept positions"),
         ({"tokens_kept": 1}, "positions listed"),
         ({"cache_tokens_after": 3}, "3 cache entries"),
@@ -65,6 +66,12 @@ def test_a_fault_is_named(kind: str, words: str) -> None:
 def test_inconsistent_evidence_is_named(evidence: dict[str, Any], words: str) -> None:
     problems = evidence_problems(sparse_trial(**evidence))
     assert any(words in problem for problem in problems), problems
+
+
+def test_a_model_without_rotary_embeddings_is_judged_by_its_caches() -> None:
+    without: dict[str, Any] = {"rotary_modules": 0, "rotary_modules_restored": 0, "rotary_positions_sha256": None}
+    assert evidence_problems(sparse_trial(**without, rotary_modules_expected=0)) == []
+    assert evidence_problems(sparse_trial(**without, rotary_modules_expected=0, cache_tokens_after=3)) != []
 
 
 def test_a_dense_arm_that_skipped_tokens_is_named() -> None:

@@ -149,14 +149,18 @@ def evidence_row(label: str, treatment: Treatment, treated: bool, records: Seque
     evidence = [record.evidence for record in records]
     sparse = treated and treatment is not Treatment.PLACEBO
     wanted = "sparse" if sparse else "dense"
-    matching = sum(e.rotary_positions_sha256 == e.kept_sha256 for e in evidence)
+    # A model without rotary embeddings has no positions to see.
+    matching = sum(e.rotary_positions_sha256 == e.kept_sha256 or e.rotary_modules_expected == 0 for e in evidence)
     problems = []
     others = sorted({record.outcome for record in records if record.outcome != wanted})
     if others:
         problems.append(f"asked for {wanted}, ran {', '.join(others)}")
     if sparse and matching < len(records):
         problems.append("rotary positions are not the kept ones")
-    if any(e.rotary_modules != e.rotary_modules_restored or (sparse and not e.rotary_modules) for e in evidence):
+    expected = [e for e in evidence if sparse and e.rotary_modules_expected != 0]
+    if any(e.rotary_modules != e.rotary_modules_restored for e in evidence) or any(
+        not e.rotary_modules for e in expected
+    ):
         problems.append("attention modules not patched or not restored")
     if any(e.cache_tokens_before for e in evidence):
         problems.append("the cache was not empty")
