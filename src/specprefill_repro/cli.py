@@ -17,6 +17,9 @@ app = typer.Typer(
 stage = typer.Typer(help="One stage of one study; what the Snakemake rules call.", no_args_is_help=True)
 app.add_typer(stage, name="stage", hidden=True)
 
+claims = typer.Typer(help="The published figures that studies are held against.", no_args_is_help=True)
+app.add_typer(claims, name="claims")
+
 StudyName = Annotated[str, typer.Argument(help="Name of a file in config/studies, without .yaml")]
 
 
@@ -61,6 +64,35 @@ def calibrate(seed: Annotated[int, typer.Option(help="Of all scripted machines")
 
     method = find_project().root / "docs" / "method.md"
     write_results(calibrate(seed, lambda line: typer.echo(line, err=True)), method)
+
+
+@claims.command("list")
+def list_claims(pattern: Annotated[str, typer.Argument(help="Only ids that fit, such as green-*")] = "*") -> None:
+    """All claim cards, one a line."""
+    from fnmatch import fnmatchcase
+
+    from rich.console import Console
+
+    from specprefill_repro.project import find_project
+    from specprefill_repro.verdicts.claims import load_claims
+    from specprefill_repro.verdicts.listing import print_claims
+
+    cards = load_claims(find_project())
+    print_claims([card for name, card in cards.items() if fnmatchcase(name, pattern)], Console())
+
+
+@claims.command("show")
+def show_claim(claim: Annotated[str, typer.Argument(help="Id of a card")]) -> None:
+    """One claim card in full: figure, conditions, source, and what contradicts it."""
+    from rich.console import Console
+
+    from specprefill_repro.project import find_project
+    from specprefill_repro.verdicts.claims import find_claim, load_claims, load_contradictions
+    from specprefill_repro.verdicts.listing import print_claim
+
+    project = find_project()
+    cards = load_claims(project)
+    print_claim(find_claim(claim, cards), load_contradictions(project, cards), Console())
 
 
 @stage.command("model")

@@ -7,7 +7,6 @@ from pydantic import AfterValidator, Field
 from specprefill_repro.schema import Frozen
 from specprefill_repro.study.schema import NeedleKind, Treatment
 
-
 DIGITS = 10
 
 

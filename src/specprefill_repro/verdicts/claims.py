@@ -84,6 +84,22 @@ def study_claims(study: Study, claims: Mapping[str, Claim]) -> list[Claim]:
     return list(chosen.values())
 
 
+def find_claim(name: str, claims: Mapping[str, Claim]) -> Claim:
+    """One card by its id.
+
+    Raises:
+        ReproError: there is none.
+    """
+    if name not in claims:
+        near = get_close_matches(name, claims, n=3, cutoff=0.4)
+        raise ReproError(
+            f"There is no claim {name!r}.",
+            f"It is misspelt; near it: {', '.join(near)}." if near else "It is misspelt, or its card was removed.",
+            "List the cards with: specprefill-repro claims list",
+        )
+    return claims[name]
+
+
 def load_contradictions(project: Project, claims: Mapping[str, Claim]) -> list[Contradiction]:
     """All contradictions; none when the file is missing.
 

@@ -1,0 +1,55 @@
+"""Claim cards on the command line: a table for people, lines with tabs for programs."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from specprefill_repro.errors import ReproError
+from specprefill_repro.project import Project
+from specprefill_repro.verdicts.claims import find_claim, load_claims, load_contradictions
+from specprefill_repro.verdicts.listing import print_claim, print_claims
+from specprefill_repro.verdicts.schema import Claim
+
+
+@pytest.fixture(scope="module")
+def cards(real_project: Project) -> dict[str, Claim]:
+    return load_claims(real_project)
+
+
+def test_piped_each_card_is_one_whole_line_however_narrow_the_screen(cards: dict[str, Claim]) -> None:
+    text = io.StringIO()
+    print_claims(cards.values(), Console(file=text, width=40))
+    lines = text.getvalue().splitlines()
+    assert [line.split("\t")[0] for line in lines] == ["id", *cards]
+    assert {line.count("\t") for line in lines} == {5}
+
+
+def test_on_a_terminal_it_is_a_table(cards: dict[str, Claim]) -> None:
+    text = io.StringIO()
+    print_claims(cards.values(), Console(file=text, width=160, force_terminal=True))
+    assert f"{len(cards)} claim cards" in text.getvalue() and "━" in text.getvalue()
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_every_card_can_be_shown_with_its_source(
+    cards: dict[str, Claim], real_project: Project, terminal: bool
+) -> None:
+    found = load_contradictions(real_project, cards)
+    for card in cards.values():
+        text = io.StringIO()
+        print_claim(card, found, Console(file=text, width=10_000, force_terminal=terminal, no_color=True))
+        assert card.source in text.getvalue() and card.location in text.getvalue()
+        assert all(item.sentence in text.getvalue() for item in found if card.id in item.claims)
+
+
+def test_markup_in_a_card_is_text(cards: dict[str, Claim]) -> None:
+    card = next(iter(cards.values())).model_copy(update={"statement": "[bold]faster[/bold]"})
+    text = io.StringIO()
+    print_claim(card, [], Console(file=text, width=200, force_terminal=True))
+    assert "[bold]faster[/bold]" in text.getvalue()
+
+
+def test_a_misspelt_id_names_its_neighbours(cards: dict[str, Claim]) -> None:
+    with pytest.raises(ReproError, match="near it: demo-padded-gain"):
+        find_claim("demo-paded-gain", cards)
