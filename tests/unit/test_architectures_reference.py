@@ -24,6 +24,7 @@ LENGTH = 100
 INSIDE = {
     "gemma3": "gemma3_text",
     "gemma4": "gemma4_text",
+    "gemma4_unified": "gemma4_text-dense",
     "mistral3": "ministral3",
     "mistral3 ": "mistral-windows",
     "qwen3_5": "qwen3_5",

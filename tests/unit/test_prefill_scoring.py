@@ -66,6 +66,23 @@ def test_scores_do_not_depend_on_the_size_of_a_block(tokens, block, pool, querie
     np.testing.assert_allclose(np.array(token_scores(captured, pool, block=block)), at_once, rtol=1e-5, atol=1e-8)
 
 
+def test_memory_does_not_grow_with_heads_and_queries_times_a_long_prompt():
+    tokens, heads, queries = 150_000, 8, 4
+    captured = layers(np.random.default_rng(0), count=2, heads=heads, queries=queries, tokens=tokens)
+    mx.eval([layer.keys for layer in captured])
+
+    def peak(block):
+        mx.clear_cache()
+        mx.reset_peak_memory()
+        before = mx.get_active_memory()
+        scores = token_scores(captured, 13, block=block)
+        assert scores.shape == (tokens,) and bool(mx.all(scores > 0))
+        return mx.get_peak_memory() - before
+
+    all_at_once = heads * queries * tokens * 4
+    assert peak(4096) < all_at_once < peak(tokens)
+
+
 def test_pooling_counts_what_lies_outside_the_prompt_as_zero():
     pooled = np.array(average_pool(mx.ones((1, 10)), 5))[0]
     np.testing.assert_allclose(pooled, [0.6, 0.8, 1, 1, 1, 1, 1, 1, 0.8, 0.6], rtol=1e-6)

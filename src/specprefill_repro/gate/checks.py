@@ -389,7 +389,8 @@ def _identity(pair: Loaded) -> dict[str, int]:
     for label, model in (("target", pair.target), ("draft", pair.draft)):
         parts.update({f"{label}.{name}": id(array) for name, array in tree_flatten(model.parameters())})
         found = structure(model)
-        parts[f"{label}.attention"] = id(found.code.scaled_dot_product_attention)
+        for function in ("scaled_dot_product_attention", found.architecture.query_scale):
+            parts[f"{label}.{function}"] = id(getattr(found.code, function)) if function is not None else 0
         for index, module in enumerate(found.rotary_modules):
             parts[f"{label}.{index}.rotary"] = id(getattr(module, str(found.architecture.rotary)))
     return parts

@@ -101,6 +101,7 @@ ARCHITECTURES = {
         code="gemma4_text", window=_is_sliding, owns_keys=lambda layer: bool(layer.self_attn.has_kv)
     ),
     "gemma4": Architecture(code="gemma4", texts=("gemma4_text",)),
+    "gemma4_unified": Architecture(code="gemma4", texts=("gemma4_text",)),
     "nemotron_h": Architecture(code="nemotron_h", attention="mixer", rotary=None, kind=_nemotron_kind),
     "gpt_oss": Architecture(code="gpt_oss", window=_gpt_oss_window, sinks="sinks"),
     "glm4": Architecture(code="glm4"),
