@@ -138,6 +138,18 @@ def test_models_that_are_not_built_as_the_table_says_are_refused(monkeypatch):
         structure(llama)
 
 
+def test_caches_that_do_not_fit_the_layers_are_refused(monkeypatch):
+    model = build("gemma3_text")
+    made = model.make_cache()
+    made[1], made[0] = made[0], made[1]
+    monkeypatch.setattr(type(model), "make_cache", lambda self: made)
+    with pytest.raises(ReproError, match="layer 1 has a window of None, its cache one of 40"):
+        new_cache(PositionedModel(model, 100))
+    del made[3]
+    with pytest.raises(ReproError, match="its caches are for attention, attention, attention, its layers are"):
+        new_cache(PositionedModel(model, 100))
+
+
 def test_an_unknown_text_part_of_a_multimodal_model_is_refused():
     model = build("ministral3", outer="mistral3")
     model.language_model = build("glm4")

@@ -4,7 +4,7 @@
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from types import ModuleType
@@ -260,6 +260,23 @@ def _other_build(name: str, what: str) -> ReproError:
         "The installed mlx_lm builds this model type in another way than the version this package is pinned to.",
         "Install the pinned versions again: rm -r .venv && ./reproduce",
     )
+
+
+def check_caches(found: Structure, cache: Sequence[Any]) -> None:
+    """Check that the caches which a model makes are those that its structure calls for.
+
+    Raises:
+        ReproError: another number or kind of caches, or a window of another length.
+    """
+    name = str(found.text.model_type)
+    kinds = tuple(Kind.ATTENTION if hasattr(entry, "keys") else Kind.RECURRENT for entry in cache)
+    if kinds != found.caches:
+        raise _other_build(name, f"its caches are for {', '.join(kinds)}, its layers are {', '.join(found.caches)}")
+    for layer in found.attention:
+        # A cache without a limit is a full one; the mask then makes the window.
+        limit = None if layer.cache is None else getattr(cache[layer.cache], "max_size", None)
+        if limit is not None and limit != layer.window:
+            raise _other_build(name, f"layer {layer.index} has a window of {layer.window}, its cache one of {limit}")
 
 
 def attention_modules(model: nn.Module) -> list[nn.Module]:

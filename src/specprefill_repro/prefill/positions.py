@@ -14,7 +14,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from specprefill_repro.errors import Exit, ReproError
-from specprefill_repro.prefill.architectures import attention_modules, rotary_width, structure
+from specprefill_repro.prefill.architectures import attention_modules, check_caches, rotary_width, structure
 from specprefill_repro.prefill.chunked import new_cache
 from specprefill_repro.prefill.windows import Positions, WindowCache
 
@@ -68,6 +68,7 @@ class PositionedModel:
     def make_cache(self) -> list[Any]:
         """An empty cache: the model's own, but for sliding windows, which count original positions here."""
         cache = new_cache(self.model)
+        check_caches(self._structure, cache)
         for layer in self._structure.attention:
             if layer.window is not None and layer.cache is not None:
                 cache[layer.cache] = WindowCache(layer.window, self.positions)
