@@ -111,6 +111,19 @@ def test_quantised_weights_that_numpy_does_not_read_are_left_to_the_other_checks
     assert failures(pair) == set()
 
 
+@pytest.mark.parametrize("case", ["llama-llama3", "gpt_oss"])
+def test_rotary_settings_that_mlx_lm_overlooks_are_named(case, tmp_path):
+    folder = write(case, tmp_path / case)
+    config = json.loads((folder / "config.json").read_text())
+    config["rope_parameters"] = {**config.pop("rope_scaling"), "rope_theta": config.pop("rope_theta")}
+    (folder / "config.json").write_text(json.dumps(config))
+    pair = load(folder, folder)
+    assert failures(pair, "rotary") == {"rotary-settings-read"}
+    # The oracle reads them, and so says the same in its own way.
+    oracle = {"gapped-selection-equals-oracle", "scores-equal-oracle"} if case in COVERED else set()
+    assert failures(pair, ("gapped", "scores")) == oracle
+
+
 @pytest.mark.parametrize("bits", [2, 4, 8])
 def test_dequantising_in_numpy_equals_mlx(bits):
     matrix = mx.random.normal((6, 128), key=mx.random.key(bits))

@@ -52,7 +52,7 @@ def failures(pair):
 def test_a_right_engine_passes_every_check(pair):
     results = list(checks.run_checks(pair))
     assert [check.name for check in results if not check.passed] == []
-    assert len({check.name for check in results}) == len(results) == 11
+    assert len({check.name for check in results}) == len(results) == 12
 
 
 def test_different_tokenizers_are_named(folders):

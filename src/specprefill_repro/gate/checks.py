@@ -1,6 +1,7 @@
 """The gate: proves on this machine, with this pair, that every arm computes what it says, before anything is timed."""
 
 import contextlib
+import json
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -98,6 +99,7 @@ def run_checks(pair: Loaded) -> Iterator[Check]:
 
 def _checks(pair: Loaded) -> Iterator[Any]:
     yield tokenizers_equal
+    yield rotary_settings_read
     yield vector_offsets
     yield scores_equal_oracle if why_not_covered(pair.draft_folder) is None else scores_equal_kernel
     yield keep_1_equals_dense
@@ -126,6 +128,30 @@ def tokenizers_equal(pair: Loaded) -> Check:
         measured=f"target {target[:12]}, draft {draft[:12]}",
         required="the same vocabulary, ids, merges and special tokens",
         guards=(21,),
+    )
+
+
+def rotary_settings_read(pair: Loaded) -> Check:
+    """mlx_lm must look for the rotary settings where config.json has them, else it silently takes its defaults.
+
+    Version 5 of transformers writes them as `rope_parameters`; mlx_lm reads those for some model types only.
+    """
+    overlooked = []
+    for label, model, folder in (
+        ("target", pair.target, pair.target_folder),
+        ("draft", pair.draft, pair.draft_folder),
+    ):
+        config = json.loads((folder / "config.json").read_text())
+        config = config.get("text_config") or config
+        text = structure(model).text
+        if "rope_parameters" in config and "rope_theta" not in config and not hasattr(text.args, "rope_parameters"):
+            overlooked.append(f"{label}: rope_parameters of config.json were not read")
+    return Check(
+        name="rotary-settings-read",
+        passed=not overlooked,
+        measured="; ".join(overlooked) or "read, where there are any",
+        required="base and scaling of the rotary embedding are those of config.json",
+        guards=(15,),
     )
 
 
