@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from statistics import mean, median
 
+from specprefill_repro.estimates.cost_model import bound, break_even, model_cost
 from specprefill_repro.estimates.pairing import (
     Divergence,
     LogProbabilities,
@@ -19,6 +20,9 @@ from specprefill_repro.gate.schema import GateResult
 from specprefill_repro.study.plan import ArmKind, Cell, plan_cells
 from specprefill_repro.study.schema import Study, Treatment
 from specprefill_repro.trials.schema import PHASES, BlockReceipt, TrialRecord
+
+LONGEST = 262_144
+"""Tokens up to which the break-even is looked for."""
 
 
 def build_estimates(
@@ -95,7 +99,9 @@ def _cell(
     for record in trials.trials:
         if record.treated:
             outcomes[record.outcome] = outcomes.get(record.outcome, 0) + 1
-    known = {length: part.total for length, part in times.get(study.pairs[cell.pair].target, {}).items()}
+    parts = times.get(study.pairs[cell.pair].target, {})
+    known = {length: part.total for length, part in parts.items()}
+    draft = times.get(study.pairs[cell.pair].draft, {})
     dense_median = median(record.seconds for record in dense) if dense else None
     kept = mean(record.evidence.tokens_kept for record in treated) if treated else None
     # Void pairs only make fewer of both.
@@ -117,6 +123,8 @@ def _cell(
         dense_phases=_median_phases(dense),
         treated_phases=_median_phases(treated),
         predicted_speedup=None if kept is None else predicted_speedup(study, cell, kept, times),
+        bound_speedup=_bound(cell, parts, draft),
+        break_even_tokens=_break_even(cell, parts, draft),
         answers_dense=found,
         answers_treated=sum(pair.treated_answer_found for pair in pairs),
         answers_lost=lost,
@@ -128,6 +136,24 @@ def _cell(
         cached_trials=sum(record.evidence.cache_tokens_before > 0 for record in trials.trials),
         baseline_problem=None if dense_median is None else baseline_problem(cell.length, dense_median, known),
     )
+
+
+def _bound(cell: Cell, target: Mapping[int, DenseTimes], draft: Mapping[int, DenseTimes]) -> float | None:
+    if cell.treatment is Treatment.PLACEBO or cell.length not in target:
+        return None
+    if cell.treatment is Treatment.RANDOM:
+        return bound(model_cost(target).prefill, None, cell.length, cell.keep)
+    if cell.length not in draft:
+        return None
+    return bound(model_cost(target).prefill, model_cost(draft).prefill, cell.length, cell.keep)
+
+
+def _break_even(cell: Cell, target: Mapping[int, DenseTimes], draft: Mapping[int, DenseTimes]) -> int | None:
+    """Needs two lengths of either model: from one alone every length looks alike."""
+    selection = cell.treated.selection
+    if cell.treatment is not Treatment.SPECULATIVE or selection is None or min(len(target), len(draft)) < 2:
+        return None
+    return break_even(model_cost(target), model_cost(draft), cell.keep, selection, LONGEST)
 
 
 def _median_phases(records: Sequence[TrialRecord]) -> dict[str, float]:

@@ -81,6 +81,10 @@ class CellEstimate(Frozen):
     treated_phases: dict[str, Number]
     predicted_speedup: Number | None
     """From the parts: the draft's and the target's measured dense prefill times; None when a part is missing."""
+    bound_speedup: Number | None = None
+    """That no implementation of this pair at this keep rate exceeds: draft and kept tokens alone, the rest for free."""
+    break_even_tokens: int | None = None
+    """Prompt length from which on the parts predict a gain; None when it is not known, or lies beyond LONGEST."""
     answers_dense: int
     answers_treated: int
     answers_lost: int
