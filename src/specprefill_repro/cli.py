@@ -33,6 +33,20 @@ def run(study: StudyName = "demo") -> None:
 
 
 @app.command()
+def plan(study: StudyName = "demo") -> None:
+    """What a study takes in time, disk and memory, and whether SpecPrefill can help at all here."""
+    from rich.console import Console
+
+    from specprefill_repro.forecast import forecast, print_forecast
+    from specprefill_repro.project import find_project
+    from specprefill_repro.study.load import load_study
+
+    project = find_project()
+    loaded = load_study(project, study)
+    print_forecast(loaded, forecast(project, loaded, lambda line: typer.echo(line, err=True)), Console())
+
+
+@app.command()
 def lock(models: Annotated[list[str], typer.Argument(help="Names of models in config/models.yaml")]) -> None:
     """Record size and SHA-256 of every file of a model's source in config/models.lock.yaml."""
     from specprefill_repro.models.fetch import lock_model

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from statistics import mean, median
 
-from specprefill_repro.estimates.cost_model import bound, break_even, model_cost
+from specprefill_repro.estimates.cost_model import REACH, bound, break_even, model_cost
 from specprefill_repro.estimates.pairing import (
     Divergence,
     LogProbabilities,
@@ -20,9 +20,6 @@ from specprefill_repro.gate.schema import GateResult
 from specprefill_repro.study.plan import ArmKind, Cell, plan_cells
 from specprefill_repro.study.schema import Study, Treatment
 from specprefill_repro.trials.schema import PHASES, BlockReceipt, TrialRecord
-
-LONGEST = 262_144
-"""Tokens up to which the break-even is looked for."""
 
 
 def build_estimates(
@@ -153,7 +150,7 @@ def _break_even(cell: Cell, target: Mapping[int, DenseTimes], draft: Mapping[int
     selection = cell.treated.selection
     if cell.treatment is not Treatment.SPECULATIVE or selection is None or min(len(target), len(draft)) < 2:
         return None
-    return break_even(model_cost(target), model_cost(draft), cell.keep, selection, LONGEST)
+    return break_even(model_cost(target), model_cost(draft), cell.keep, selection, REACH * min(max(target), max(draft)))
 
 
 def _median_phases(records: Sequence[TrialRecord]) -> dict[str, float]:

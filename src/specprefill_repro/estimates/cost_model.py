@@ -20,6 +20,8 @@ from specprefill_repro.estimates.prediction import DenseTimes, PrefillCost, fit_
 from specprefill_repro.prefill.selection import budget
 from specprefill_repro.study.schema import Selection
 
+REACH = 8
+"""A fit says nothing about prompts more than this many times as long as the longest that it was made from."""
 SHORTEST = 128
 GROWTH = 1.02
 """Lengths that are tried for the break-even grow by this factor."""

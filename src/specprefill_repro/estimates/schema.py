@@ -84,7 +84,7 @@ class CellEstimate(Frozen):
     bound_speedup: Number | None = None
     """That no implementation of this pair at this keep rate exceeds: draft and kept tokens alone, the rest for free."""
     break_even_tokens: int | None = None
-    """Prompt length from which on the parts predict a gain; None when it is not known, or lies beyond LONGEST."""
+    """Prompt length from which on the parts predict a gain; None: not known, or not up to 8 times the measured."""
     answers_dense: int
     answers_treated: int
     answers_lost: int

@@ -1,0 +1,97 @@
+"""Short dense trials of one model, to know its cost on this machine before a long study."""
+
+import tempfile
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+
+from specprefill_repro.engines.interface import Engine
+from specprefill_repro.files import content_id, read_model, sha256_file, write_json
+from specprefill_repro.fingerprint import code_fingerprint
+from specprefill_repro.models.schema import Manifest
+from specprefill_repro.project import Project
+from specprefill_repro.schema import Frozen
+from specprefill_repro.study.plan import Arm, ArmKind
+from specprefill_repro.study.schema import Study
+from specprefill_repro.trials.job import Job
+from specprefill_repro.trials.lease import machine_lease
+from specprefill_repro.trials.machine import machine_facts
+
+LENGTHS = (256, 512, 1024)
+"""Tokens of the three probes; shorter where the model or the study is."""
+
+
+class Probe(Frozen):
+    """One dense prefill in a clean process."""
+
+    tokens: int
+    seconds: float
+    step_seconds: float
+    """Of one pass of one token after it."""
+    overhead_seconds: float
+    """Starting, loading, warming up: what a trial costs besides."""
+    peak_memory_bytes: int
+
+
+class Probes(Frozen):
+    model: str
+    fingerprint: str
+    probes: tuple[Probe, ...]
+
+
+def probe_model(
+    project: Project, study: Study, manifest: Manifest, engine: Engine, tell: Callable[[str], None]
+) -> tuple[Probe, ...]:
+    """Time three short prefills of a model, or find them from before.
+
+    Raises:
+        ReproError: the engine could not measure.
+    """
+    longest = min(manifest.context, max(length for item in study.comparisons for length in item.lengths))
+    lengths = sorted({min(length, longest) for length in LENGTHS})
+    fingerprint = content_id(
+        {
+            "code": code_fingerprint(engine.code([ArmKind.DENSE])),
+            "engine": engine.name,
+            "environment": sha256_file(project.environment_lock),
+            "machine": content_id(machine_facts()),
+            "weights": manifest.weights_sha256,
+            "step": study.prefill_step,
+            "lengths": lengths,
+        }
+    )
+    path = project.results / "probes" / f"{fingerprint}.json"
+    if path.exists():
+        return read_model(path, Probes).probes
+    tell(f"Timing {manifest.name} at {', '.join(f'{length:,}' for length in lengths)} tokens ...")
+    with machine_lease() if engine.needs_machine else nullcontext() as lease, tempfile.TemporaryDirectory() as folder:
+        probes = tuple(_probe(project, study, manifest, engine, lease, length, Path(folder)) for length in lengths)
+    write_json(path, Probes(model=manifest.name, fingerprint=fingerprint, probes=probes))
+    return probes
+
+
+def _probe(
+    project: Project, study: Study, manifest: Manifest, engine: Engine, lease: int | None, length: int, folder: Path
+) -> Probe:
+    # Which tokens they are makes no difference to the time of a dense prefill.
+    ids = tuple(1 + (7 * place) % (manifest.vocabulary - 1) for place in range(length))
+    job = Job(
+        target_folder=str(project.model_folder(manifest.name)),
+        draft_folder=None,
+        arm=Arm(kind=ArmKind.DENSE),
+        ids=ids,
+        needle_tokens=(0, 1),
+        warmup_ids=ids[::-1][: min(study.warmup_tokens, length)],
+        step=study.prefill_step,
+        answer_tokens=1,
+        seed=f"{study.seed}/probe-{manifest.name}/{length}",
+        logits_file=str(folder / "first-token.f32"),
+    )
+    seen = engine.measure(job, lease)
+    return Probe(
+        tokens=length,
+        seconds=seen.seconds,
+        step_seconds=seen.phases.first_token,
+        overhead_seconds=seen.ready_seconds + seen.load_seconds + seen.warmup_seconds,
+        peak_memory_bytes=seen.peak_memory_bytes,
+    )
