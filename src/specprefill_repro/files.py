@@ -144,8 +144,17 @@ def read_model(path: Path, model: type[Model], limit: int = MAX_JSON_BYTES) -> M
     Raises:
         ReproError: missing, too large, not JSON, or not of that shape.
     """
+    return parse_model(path, read_limited(path, limit), model)
+
+
+def parse_model(path: Path, content: bytes, model: type[Model]) -> Model:
+    """The content of the JSON file `path` as a pydantic model.
+
+    Raises:
+        ReproError: not JSON, or not of that shape.
+    """
     try:
-        return model.model_validate_json(read_limited(path, limit))
+        return model.model_validate_json(content)
     except ValidationError as error:
         raise ReproError(
             f"{path} does not hold a valid {model.__name__}: {validation_summary(error)}",
