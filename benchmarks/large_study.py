@@ -1,6 +1,6 @@
 """Analyse and render a study of 100,000 made-up trials: seconds and memory of each step.
 
-    .venv/bin/python benchmarks/large_study.py [TRIALS]
+    PYTHONPATH=tests .venv/bin/python benchmarks/large_study.py [TRIALS]
 
 Records are made first and written as a store; what is timed is what `stage estimates`, `stage verdicts` and
 `stage report` do with them, each in a process of its own, as the workflow runs them.
@@ -13,9 +13,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "tests"))
-
 from specprefill_repro import stages
 from specprefill_repro.calibration.chain import prepare
 from specprefill_repro.files import write_json
@@ -25,6 +22,7 @@ from specprefill_repro.trials.store import Store
 from specprefill_repro.verdicts.claims import load_claims
 from synthetic_records import World, demo_study, synthetic_study_records
 
+ROOT = Path(__file__).resolve().parent.parent
 LIMIT_SECONDS, LIMIT_BYTES = 20.0, 10**9
 
 
