@@ -59,7 +59,9 @@ def measure(job: Job, spawned_at: float) -> Measurement:
     target, config = load_model(Path(job.target_folder))
     draft, draft_ends = None, frozenset[int]()
     if job.draft_folder is not None:
-        draft, draft_config = load_model(Path(job.draft_folder))
+        # A model that is its own draft is in memory once; draft and target still have a KV cache each.
+        same = job.draft_folder == job.target_folder
+        draft, draft_config = (target, config) if same else load_model(Path(job.draft_folder))
         draft_ends = end_tokens(draft_config)
     models = Models(target=target, draft=draft, draft_end_tokens=draft_ends)
     load_seconds = time.perf_counter() - start
