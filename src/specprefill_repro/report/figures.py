@@ -55,7 +55,18 @@ def _point(cell: CellEstimate, label: str, series: str) -> Point:
 def speed_figures(data: ReportData) -> list[Figure]:
     """Speed-up of SpecPrefill on each pair by prompt length and, where there are several, by keep rate."""
     figures: list[Figure] = []
-    columns = ("cell", "speed-up", "95 % interval", "predicted", "dense", "speculative", "tokens read", "pairs")
+    columns = (
+        "cell",
+        "speed-up",
+        "95 % interval",
+        "predicted",
+        "bound",
+        "break-even",
+        "dense",
+        "speculative",
+        "tokens read",
+        "pairs",
+    )
     for pair in data.pairs:
         cells = _speculative(data, pair)
         if not cells:
@@ -66,6 +77,8 @@ def speed_figures(data: ReportData) -> list[Figure]:
                 numbers.ratio(cell.speedup, cell.interval95),
                 numbers.bounds(cell.interval95),
                 numbers.ratio(cell.predicted_speedup),
+                numbers.ratio(cell.bound_speedup),
+                "not known" if cell.break_even_tokens is None else f"{numbers.count(cell.break_even_tokens)} tokens",
                 numbers.seconds(cell.dense_median_seconds),
                 numbers.seconds(cell.treated_median_seconds),
                 numbers.percent(cell.actual_keep),
@@ -78,6 +91,8 @@ def speed_figures(data: ReportData) -> list[Figure]:
         read = (
             "Each mark is the mean of all pairs of one cell, its line the 95 % interval. Above the dashed line at 1 "
             "SpecPrefill is faster, below it slower. The open diamond is what the separately measured parts predict. "
+            "In the table, the bound is what no implementation of this pair at this keep rate exceeds, and break-even "
+            "is the prompt length from which on the parts predict a gain. "
             "Doubling the ratio takes the same distance everywhere on the axis."
         )
         if figures:
