@@ -19,13 +19,17 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from specprefill_repro.engines.interface import engine_named
 from specprefill_repro.errors import Exit, ReproError
+from specprefill_repro.files import read_model
+from specprefill_repro.models.schema import Manifest
 from specprefill_repro.project import Project
+from specprefill_repro.prompts.build import check_context
 from specprefill_repro.staleness import models_of
 from specprefill_repro.study.load import load_study
 from specprefill_repro.study.plan import ArmKind, block_trials, plan_cells
 from specprefill_repro.study.schema import Study
 from specprefill_repro.trials.parent import RUN_PROCESS, name_run
 from specprefill_repro.trials.progress import PROGRESS_PIPE
+from specprefill_repro.verdicts.claims import load_claims, study_claims
 
 
 def run_study(project: Project, name: str) -> None:
@@ -36,7 +40,7 @@ def run_study(project: Project, name: str) -> None:
     """
     console = Console(stderr=True)
     study = load_study(project, name)
-    models_of(project, study)
+    check_study(project, study)
     engine_named(study.engine)
     with _only_run(project), tempfile.TemporaryDirectory(prefix="specprefill-") as folder:
         pipe = Path(folder) / "progress"
@@ -61,6 +65,23 @@ def run_study(project: Project, name: str) -> None:
     if process.returncode != 0:
         raise failures[0] if failures else _snakemake_failed(log, process.returncode)
     console.print(f"Report: {os.path.relpath(project.report(name))}")
+
+
+def check_study(project: Project, study: Study) -> None:
+    """Find now what would stop the study later.
+
+    Raises:
+        ReproError: a model or claim that it names does not exist, or a prompt is longer than a model's context (as far
+            as the models were fetched before; the prompts' stage checks it for all).
+    """
+    study_claims(study, load_claims(project))
+    models_of(project, study)
+    for cell in plan_cells(study):
+        pair = study.pairs[cell.pair]
+        files = [project.model_manifest(name) for name in (pair.target, pair.draft)]
+        if all(file.exists() for file in files):
+            target, draft = (read_model(file, Manifest) for file in files)
+            check_context(study, cell.length, target, draft)
 
 
 @contextmanager
@@ -154,6 +175,9 @@ def _follow(process: "subprocess.Popen[bytes]", pipe: Path, work: _Work, console
                 break
             if "error" in event:
                 failures.append(_error(event["error"]))
+                # Told at once where somebody looks: what does not depend on it still runs, and that can take long.
+                if console.is_terminal:
+                    console.print(f"error: {failures[-1]}", markup=False)
             elif "warning" in event:
                 console.print(event["warning"], markup=False)
             elif "stage" in event:
