@@ -137,6 +137,8 @@ def test_a_model_that_cannot_be_loaded_is_refused_in_words(job, folders, tmp_pat
     with pytest.raises(ReproError, match="could not be loaded") as error:
         run_worker(job(target_folder=str(folder)))
     assert str(folder) in error.value.what
+    # The worker's own exit code, not that of a trial that died.
+    assert error.value.exit_code is Exit.VERIFICATION
 
 
 def test_a_worker_dies_with_its_parent_even_inside_a_computation(job):

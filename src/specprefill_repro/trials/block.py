@@ -72,7 +72,7 @@ def run_block(project: Project, study: Study, cell: Cell, index: int, engine: En
         engine: by default the one that the study names.
 
     Raises:
-        ReproError: a trial failed, twice in a row; nothing of the block is kept.
+        ReproError: a trial failed; nothing of the block is kept.
     """
     engine = engine or engine_named(study.engine)
     pair = study.pairs[cell.pair]

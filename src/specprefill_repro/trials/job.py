@@ -45,11 +45,12 @@ class Measurement(Frozen):
 
 
 class Failure(Frozen):
-    """Why there is no measurement: the three parts of an error."""
+    """Why there is no measurement: the three parts of an error, and its exit code."""
 
     what: str
     why: str
     next: str
+    exit_code: int
 
 
 class Answer(Frozen):

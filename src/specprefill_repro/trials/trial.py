@@ -62,7 +62,7 @@ def run_worker(job: Job, lease: int | None = None) -> Measurement:
             failure.what if failure else "A trial gave no measurement.",
             failure.why if failure else "The worker said nothing about why.",
             failure.next if failure else "Run the same command again.",
-            Exit.TRIAL,
+            Exit(failure.exit_code) if failure else Exit.TRIAL,
         )
     return answer.measurement
 

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from specprefill_repro.errors import ReproError
+from specprefill_repro.errors import Exit, ReproError
 from specprefill_repro.files import write_bytes
 from specprefill_repro.study.plan import ArmKind
 from specprefill_repro.trials.clock import suspended_between, suspension_clocks
@@ -151,13 +151,14 @@ def _answer(job: Job, spawned_at: float) -> Answer:
     try:
         return Answer(measurement=measure(job, spawned_at))
     except ReproError as error:
-        return Answer(failure=Failure(what=error.what, why=error.why, next=error.next))
+        return Answer(failure=Failure(what=error.what, why=error.why, next=error.next, exit_code=int(error.exit_code)))
     except MemoryError as error:
         return Answer(
             failure=Failure(
                 what=f"A trial ran out of memory: {error}.",
                 why="Target, draft and KV cache together are larger than what this machine had free.",
                 next="Close other programs, or choose a smaller pair or shorter prompts in the study.",
+                exit_code=int(Exit.TRIAL),
             )
         )
 
