@@ -35,7 +35,7 @@ class HubSource(Frozen):
     kind: Literal["hf"]
     repository: Annotated[str, Field(pattern=r"^[\w.-]{1,96}/[\w.-]{1,96}$")]
     revision: Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")] | None = None
-    """None until `specprefill-repro lock` has resolved it."""
+    """None: the commit that the lock names, or the newest one when the model is locked."""
 
 
 class LocalSource(Frozen):
@@ -77,10 +77,27 @@ class Synthetic(Frozen):
 Source = Annotated[PypiSource | HubSource | LocalSource | FirstLayers | Padded | Synthetic, Field(discriminator="kind")]
 
 
+class Published(Frozen):
+    """What is known of a model before its files are: a download that differs is refused. None: not published."""
+
+    model_type: Annotated[str, Field(pattern=r"^[a-z0-9_]{1,60}$")] | None = None
+    layers: int | None = Field(default=None, ge=1)
+    experts: int | None = Field(default=None, ge=0)
+    """Routed experts of a layer; 0 of a dense model."""
+    vocabulary: int | None = Field(default=None, ge=1)
+    bits: int | None = Field(default=None, ge=1, le=32)
+    group_size: int | None = Field(default=None, ge=1)
+    weight_bytes: int | None = Field(default=None, ge=1)
+    """About: files may have a tenth more or less."""
+    sources: tuple[Annotated[str, Field(min_length=1, max_length=500)], ...] = Field(min_length=1)
+    """Where this was read."""
+
+
 class ModelDefinition(Frozen):
     source: Source
     license: str
     note: str = ""
+    published: Published | None = None
 
 
 class ModelsFile(Frozen):
@@ -98,6 +115,8 @@ class LockedModel(Frozen):
 
     source: Source
     files: tuple[LockedFile, ...]
+    first_use: bool = False
+    """Written by the first run that needed the model, not by `specprefill-repro lock`."""
 
 
 class ModelsLock(Frozen):
@@ -110,7 +129,7 @@ class Manifest(Frozen):
     name: Name
     source: Source
     locked: bool
-    """False: no entry in models.lock.yaml; these hashes were recorded on first use."""
+    """False: its hashes were recorded on first use, and nobody had stated them before."""
     model_type: str
     layers: int
     vocabulary: int
