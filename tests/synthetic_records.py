@@ -313,7 +313,7 @@ def _physics(
     def prefill(tokens: int, share: float) -> float:
         return share * (world.per_token * tokens + world.per_token_squared * tokens**2)
 
-    # As the engine does it: all tokens but the last, then one pass of the last.
+    # As some engines do it: all tokens but the last, then one pass of the last.
     step = _step_seconds(world, pair.target == pair.draft)
     dense = {"target_prefill": prefill(cell.length - 1, share), "first_token": step}
     dense_total = sum(dense.values())

@@ -9,7 +9,7 @@ from specprefill_repro.errors import ReproError
 from specprefill_repro.gate.kernel import kernel_calls
 from specprefill_repro.prefill.architectures import end_tokens, rotary_width, structure
 from specprefill_repro.prefill.arms import Models, Request
-from specprefill_repro.prefill.chunked import key_caches, new_cache, prefill_all_but_last
+from specprefill_repro.prefill.chunked import key_caches, new_cache, read_prompt
 from specprefill_repro.prefill.look_ahead import captured_calls
 from specprefill_repro.prefill.positions import PositionedModel
 from specprefill_repro.prefill.sparse import prefill_kept
@@ -54,7 +54,7 @@ def test_the_structure_found_is_that_of_the_model(case):
 def test_captured_queries_and_keys_are_those_of_the_attention_kernel(case):
     model, ids = build(case), prompt()[0]
     cache = new_cache(model)
-    prefill_all_but_last(model, ids[:61], cache, 16)
+    read_prompt(model, ids[:60], cache, 16)
     with kernel_calls() as kernel, captured_calls(model) as captured:
         mx.eval(model(mx.array([[ids[60]]]), cache=cache))
     assert len(kernel) == len(captured) == len(structure(model).attention)

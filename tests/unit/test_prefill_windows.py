@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from specprefill_repro.errors import ReproError
 from specprefill_repro.prefill.architectures import structure
-from specprefill_repro.prefill.chunked import new_cache, prefill_all_but_last
+from specprefill_repro.prefill.chunked import new_cache
 from specprefill_repro.prefill.look_ahead import look_ahead, scoring_layers
 from specprefill_repro.prefill.windows import Positions, WindowCache
 from tiny_architectures import build, prompt
@@ -89,8 +89,7 @@ def test_window_layers_of_a_draft_score_only_while_their_window_covers_prompt_an
     for tokens, expected in ((37, all_layers), (38, full), (200, full)):
         assert scoring_layers(found, tokens + 3) == expected
         cache = new_cache(draft)
-        prefill_all_but_last(draft, ids[:tokens], cache, 16)
-        layers, decoded = look_ahead(draft, ids[tokens - 1], cache, 4, frozenset())
+        layers, decoded = look_ahead(draft, ids[:tokens], cache, 16, 4, frozenset())
         assert [layer.keys.shape[2] for layer in layers] == [tokens] * len(expected)
         assert [layer.queries.shape[2] for layer in layers] == [4] * len(expected)
         assert len(decoded) == 3
@@ -104,7 +103,5 @@ def test_a_draft_with_nothing_but_short_windows_is_refused(monkeypatch):
         "specprefill_repro.prefill.look_ahead.structure",
         lambda model: type(found)(found.architecture, found.text, only_windows, (), found.caches),
     )
-    cache = new_cache(draft)
-    prefill_all_but_last(draft, ids, cache, 64)
     with pytest.raises(ReproError, match="No layer of the draft sees a whole prompt of 303 tokens"):
-        look_ahead(draft, ids[-1], cache, 4, frozenset())
+        look_ahead(draft, ids, new_cache(draft), 64, 4, frozenset())

@@ -1,8 +1,8 @@
 """What SpecPrefill can give on a machine, from the cost of its parts alone.
 
-    T(N) = a*N + b*N^2                                                     a dense prefill of N tokens
-    treated(L) = T_draft(L) + look_ahead * step_draft + T_target(kept) + step_target
-    dense(L)   = T_target(L) + step_target
+    T(N) = a*N + b*N^2                           a dense prefill of N tokens, up to the first token
+    dense(L)   = T_target(L)
+    treated(L) = T_draft(L) + (look_ahead - 1) * step_draft + T_target(kept)
 
 kept is what the selection rule leaves of L tokens: head, tail, and the chunks of the budget. *Bound* leaves out all
 that an implementation could in principle do better: look-ahead, and the tokens of head and tail,
@@ -35,16 +35,16 @@ class ModelCost:
     step: float
 
     def dense(self, tokens: int) -> float:
-        return self.prefill.seconds(tokens) + self.step
+        return self.prefill.seconds(tokens)
 
 
 def model_cost(times: Mapping[int, DenseTimes]) -> ModelCost:
-    """Fit a model's cost to {tokens: medians}; the totals there hold one step each.
+    """Fit a model's cost to {tokens: medians}.
 
     Raises:
         ValueError: nothing to fit.
     """
-    prefill = fit_cost({tokens: max(seen.total - seen.step, 1e-9) for tokens, seen in times.items()})
+    prefill = fit_cost({tokens: seen.total for tokens, seen in times.items()})
     return ModelCost(prefill, sum(seen.step for seen in times.values()) / len(times))
 
 
@@ -56,7 +56,7 @@ def kept_tokens(length: int, keep: float, rule: Selection) -> int:
 
 def treated_seconds(target: ModelCost, draft: ModelCost | None, length: int, keep: float, rule: Selection) -> float:
     """Predicted seconds to the first token of a treated arm; without a draft, of a random selection."""
-    scoring = 0.0 if draft is None else draft.prefill.seconds(length) + rule.look_ahead * draft.step
+    scoring = 0.0 if draft is None else draft.dense(length) + (rule.look_ahead - 1) * draft.step
     return scoring + target.dense(kept_tokens(length, keep, rule))
 
 

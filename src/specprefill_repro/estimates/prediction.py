@@ -5,11 +5,11 @@
 T_target(L): the target's median dense seconds at the cell's length. T_draft(L): the draft's own median dense seconds at
 that length, known when the study also measures the draft as a target (as a pair `self` does); without it there is no
 prediction. They hold the first of the look-ahead's queries, that of the last prompt token. step_draft: the median
-`first_token` phase of those dense trials, which is one pass of one token after the whole prompt, as each further query
-of the look-ahead is. T_target(kept): a*N + b*N^2 through the target's dense medians when two lengths or more are
-measured, else in proportion to the tokens. Kept tokens attend to kept tokens alone, so kept takes the place of N in
-both terms. Scoring and selection are left out: they are matters of milliseconds, and nothing but the predicted arm
-measures them. A random selection has no draft to pay for.
+seconds of a decoded token in those dense trials, which is one pass of one token after the whole prompt, as each further
+query of the look-ahead is; where none was decoded, the `first_token` phase. T_target(kept): a*N + b*N^2 through the
+target's dense medians when two lengths or more are measured, else in proportion to the tokens. Kept tokens attend to
+kept tokens alone, so kept takes the place of N in both terms. Scoring and selection are left out: they are matters of
+milliseconds, and nothing but the predicted arm measures them. A random selection has no draft to pay for.
 
 The cost model is that of arXiv 2502.02789, 1 / (keep + draft cost / target cost), with measured seconds for operations
 and with the quadratic term that the paper leaves out.
@@ -79,9 +79,13 @@ def dense_times(dense: Iterable[TrialRecord]) -> dict[str, dict[int, DenseTimes]
     for (target, length), records in groups.items():
         times.setdefault(target, {})[length] = DenseTimes(
             total=median(record.seconds for record in records),
-            step=median(record.phases.first_token for record in records),
+            step=median(_step(record) for record in records),
         )
     return times
+
+
+def _step(record: TrialRecord) -> float:
+    return record.decode_seconds / record.decode_tokens if record.decode_tokens else record.phases.first_token
 
 
 def predicted_speedup(

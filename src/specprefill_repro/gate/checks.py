@@ -28,7 +28,7 @@ from specprefill_repro.prefill.chunked import (
     most_likely,
     new_cache,
     next_logits,
-    prefill_all_but_last,
+    read_prompt,
 )
 from specprefill_repro.prefill.loading import load_model
 from specprefill_repro.prefill.look_ahead import captured_calls, look_ahead
@@ -189,8 +189,7 @@ def vector_offsets(pair: Loaded) -> Check:
 def scores_equal_oracle(pair: Loaded) -> Check:
     """Scores from captured queries and keys must equal those of an independent forward pass of the draft."""
     cache = new_cache(pair.draft)
-    prefill_all_but_last(pair.draft, pair.ids, cache, STEP)
-    layers, decoded = look_ahead(pair.draft, pair.ids[-1], cache, pair.selection.look_ahead, pair.draft_end_tokens)
+    layers, decoded = look_ahead(pair.draft, pair.ids, cache, STEP, pair.selection.look_ahead, pair.draft_end_tokens)
     ours = np.array(token_scores(layers, pair.selection.pool), dtype=np.float64)
     oracle = LlamaOracle(pair.draft_folder).forward(
         [*pair.ids, *decoded], range(len(pair.ids) + len(decoded)), last_only=True
@@ -210,9 +209,11 @@ def scores_equal_oracle(pair: Loaded) -> Check:
 def scores_equal_kernel(pair: Loaded) -> Check:
     """In place of the oracle: scores must equal those from what the attention kernel was given, in NumPy."""
     caches = [new_cache(pair.draft) for _ in range(2)]
-    for cache in caches:
-        prefill_all_but_last(pair.draft, pair.ids, cache, STEP)
-    layers, decoded = look_ahead(pair.draft, pair.ids[-1], caches[0], pair.selection.look_ahead, pair.draft_end_tokens)
+    layers, decoded = look_ahead(
+        pair.draft, pair.ids, caches[0], STEP, pair.selection.look_ahead, pair.draft_end_tokens
+    )
+    # The untouched draft, with its last token in a pass of its own.
+    read_prompt(pair.draft, pair.ids[:-1], caches[1], STEP)
     ours = np.array(token_scores(layers, pair.selection.pool), dtype=np.float64)
     passes = []
     for token in (pair.ids[-1], *decoded):

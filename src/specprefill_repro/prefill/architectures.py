@@ -47,6 +47,10 @@ class Architecture:
     """For a multimodal checkpoint: the entries that its `language_model` may be; the rest is theirs to say."""
     attention: str = "self_attn"
     """Of a layer that attends: its attention module."""
+    trunk: str = "model"
+    """Of the (text) model: all of it below the head."""
+    norm: str = "norm"
+    """Of the trunk: the norm between its last layer and the head."""
     rotary: str | None = "rope"
     """Of the attention module: its rotary embedding; None when the model has none."""
     kind: Callable[[nn.Module], Kind] = _all_attend
@@ -102,7 +106,9 @@ ARCHITECTURES = {
     ),
     "gemma4": Architecture(code="gemma4", texts=("gemma4_text",)),
     "gemma4_unified": Architecture(code="gemma4", texts=("gemma4_text",)),
-    "nemotron_h": Architecture(code="nemotron_h", attention="mixer", rotary=None, kind=_nemotron_kind),
+    "nemotron_h": Architecture(
+        code="nemotron_h", attention="mixer", trunk="backbone", norm="norm_f", rotary=None, kind=_nemotron_kind
+    ),
     "gpt_oss": Architecture(code="gpt_oss", window=_gpt_oss_window, sinks="sinks"),
     "glm4": Architecture(code="glm4"),
     "phi3": Architecture(code="phi3"),
@@ -144,6 +150,16 @@ class Structure:
     """Indices of the recurrent layers."""
     caches: tuple[Kind, ...]
     """What each cache of the model belongs to, in order."""
+
+    @property
+    def trunk(self) -> nn.Module:
+        """All of the model of text below its head."""
+        return getattr(self.text, self.architecture.trunk)
+
+    @property
+    def final_norm(self) -> nn.Module:
+        """The norm between the last layer and the head."""
+        return getattr(self.trunk, self.architecture.norm)
 
     @property
     def code(self) -> ModuleType:
@@ -204,6 +220,8 @@ def structure(model: nn.Module) -> Structure:
         raise _other_build(name, "no layer attends")
     if len({type(layer.module).__module__ for layer in attention}) != 1:
         raise _other_build(name, "its attention modules come from several places")
+    if getattr(getattr(text, known.trunk, None), known.norm, None) is None:
+        raise _other_build(name, f"it has no {known.trunk}.{known.norm}")
     found = Structure(known, text, tuple(attention), tuple(recurrent), tuple(caches))
     for function in ("scaled_dot_product_attention", known.query_scale):
         if function is not None and not hasattr(found.code, function):

@@ -1,9 +1,13 @@
-"""Chunked prefill and decoding, as mlx_lm does them: the same for every arm."""
+"""Chunked prefill and decoding: the same for every arm."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
+
+from specprefill_repro.prefill.architectures import structure
 
 BeforePass = Callable[[int, int], None]
 """Told the half-open range of tokens (indices into the list that is read) of the next forward pass."""
@@ -35,19 +39,49 @@ def tokens_read(cache: Sequence[Any]) -> int:
     return found.pop() if len(found) == 1 else -1
 
 
-def prefill_all_but_last(
+def read_prompt(
     model: Any, ids: Sequence[int], cache: list[Any], step: int, before_pass: BeforePass | None = None
-) -> None:
-    """Read all tokens but the last into the cache, at most `step` a pass; each pass is finished before the next.
+) -> mx.array:
+    """Read a prompt into the cache, at most `step` tokens a pass, each pass finished before the next.
 
-    The last token is read by `next_logits`, so that no pass computes the head for tokens whose output nobody reads.
+    mlx is lazy: of a pass whose logits nobody reads, only keys, values and states are computed, so nothing above the
+    last layer's keys. The last token is read in one pass with those before it (mlx_lm reads it alone, and with it all
+    weights once more); call this within `last_token_only`, so that the head is computed for that token alone.
+
+    Returns:
+        Logits of the token after the prompt: shape (vocabulary,), dtype of the model; evaluated.
     """
-    for start, stop in passes(len(ids) - 1, step):
+    logits: mx.array | None = None
+    for start, stop in passes(len(ids), step):
         if before_pass is not None:
             before_pass(start, stop)
-        model(mx.array([list(ids[start:stop])]), cache=cache)
-        mx.eval([entry.state for entry in cache])
-    mx.synchronize()
+        logits = model(mx.array([list(ids[start:stop])]), cache=cache)[0, -1]
+        mx.eval([entry.state for entry in cache], logits if stop == len(ids) else [])
+    if logits is None:
+        raise ValueError("no prompt")
+    return logits
+
+
+@contextmanager
+def last_token_only(model: nn.Module) -> Iterator[None]:
+    """Within this, a pass gives the logits of its last token alone, (1, 1, vocabulary).
+
+    The final norm, which stands between the last layer and the head in every architecture, passes on one token.
+
+    Raises:
+        ReproError: the model is not supported.
+    """
+    found = structure(model)
+    norm = found.final_norm
+
+    def of_last_token(hidden: mx.array) -> mx.array:
+        return norm(hidden[:, -1:])
+
+    setattr(found.trunk, found.architecture.norm, of_last_token)
+    try:
+        yield
+    finally:
+        setattr(found.trunk, found.architecture.norm, norm)
 
 
 def passes(tokens: int, step: int) -> Iterator[tuple[int, int]]:

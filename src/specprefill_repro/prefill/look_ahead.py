@@ -1,6 +1,6 @@
 """The draft reads the prompt and decodes a few tokens; the attention of those steps to the prompt is what scores it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +10,7 @@ import mlx.nn as nn
 
 from specprefill_repro.errors import ReproError
 from specprefill_repro.prefill.architectures import Structure, structure
-from specprefill_repro.prefill.chunked import most_likely, next_logits, tokens_read
+from specprefill_repro.prefill.chunked import last_token_only, most_likely, passes
 
 
 @dataclass(frozen=True)
@@ -27,10 +27,13 @@ class Attention:
 
 
 @contextmanager
-def captured_calls(model: nn.Module) -> Iterator[list[Attention]]:
+def captured_calls(model: nn.Module, last: int | None = None) -> Iterator[list[Attention]]:
     """Note what every attention call of the model's forward passes was given, in layer order.
 
     Each mlx_lm model module imports `scaled_dot_product_attention` by name; that name is replaced for the duration.
+
+    Args:
+        last: note the queries of so many last tokens only. They are copied, so that those of the others are free to go.
     """
     code = structure(model).code
     original: Callable[..., mx.array] = code.scaled_dot_product_attention
@@ -45,7 +48,8 @@ def captured_calls(model: nn.Module) -> Iterator[list[Attention]]:
         mask: Any,
         sinks: mx.array | None = None,
     ) -> mx.array:
-        calls.append(Attention(queries, keys, float(scale), sinks))
+        noted = queries if last is None else mx.contiguous(queries[:, :, -last:])
+        calls.append(Attention(noted, keys, float(scale), sinks))
         return original(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)
 
     code.scaled_dot_product_attention = capture  # type: ignore[attr-defined]
@@ -56,51 +60,78 @@ def captured_calls(model: nn.Module) -> Iterator[list[Attention]]:
 
 
 def look_ahead(
-    draft: nn.Module, last_token: int, cache: list[Any], steps: int, end_tokens: frozenset[int]
+    draft: nn.Module,
+    ids: Sequence[int],
+    cache: list[Any],
+    step: int,
+    queries: int,
+    end_tokens: frozenset[int],
+    prompt_read: Callable[[], None] = lambda: None,
 ) -> tuple[list[Attention], list[int]]:
-    """Read the last prompt token and then the tokens the draft decodes greedily, `steps` passes in all at most.
+    """Read the prompt, and then the tokens that the draft decodes greedily, until there are so many `queries`.
 
-    `cache` holds the prompt without its last token. The first query is the last prompt token's, as in the paper's
-    published code; decoding stops at an end token, as there.
+    The first query is the last prompt token's, as in the paper's published code; it comes with the pass that reads the
+    prompt's end. Each further one takes a pass. Decoding stops at an end token, as there. Nothing is computed above
+    the last layer that scores when nobody reads it: not of the last pass, and with one query not of the prompt either.
+
+    Args:
+        ids: the prompt.
+        cache: an empty cache.
+        step: tokens a pass, while the prompt is read.
+        prompt_read: called when that is done.
 
     Returns:
-        One `Attention` for each layer that scores (see `scoring_layers`), with up to `steps` queries; and the decoded
+        One `Attention` for each layer that scores (see `scoring_layers`), with up to `queries` queries; and the decoded
         tokens that were read (one fewer).
 
     Raises:
         ReproError: no layer of the draft sees the whole prompt.
     """
-    prompt_tokens = tokens_read(cache) + 1
     found = structure(draft)
-    scoring = scoring_layers(found, prompt_tokens + steps - 1)
-    queries: list[list[mx.array]] = []
+    scoring = scoring_layers(found, len(ids) + queries - 1)
+    needed = cache if queries > 1 else _caches_up_to(found, scoring[-1], cache)
+    *before, (start, _) = passes(len(ids), step)
+    for first, stop in before:
+        draft(mx.array([list(ids[first:stop])]), cache=cache)
+        mx.eval([entry.state for entry in needed])
+    rows: list[list[mx.array]] = []
     decoded: list[int] = []
-    token = last_token
-    with captured_calls(draft) as calls:
-        for step in range(steps):
+    with captured_calls(draft, last=1) as calls, last_token_only(draft):
+        tokens = list(ids[start:])
+        while True:
             calls.clear()
-            logits = next_logits(draft, token, cache)
+            logits = draft(mx.array([tokens]), cache=cache)[0, -1]
             if len(calls) != len(found.attention):
                 raise RuntimeError(f"{len(calls)} attention calls in a pass through {len(found.attention)} layers")
-            queries.append([calls[layer].queries for layer in scoring])
-            if step == steps - 1:
+            rows.append([calls[layer].queries for layer in scoring])
+            more = len(rows) < queries
+            mx.eval(rows[-1], logits if more else [])
+            if len(rows) == 1:
+                prompt_read()
+            if not more:
                 break
             token = most_likely(logits)
             if token in end_tokens:
                 break
             decoded.append(token)
+            tokens = [token]
         layers = [
             Attention(
-                queries=mx.concatenate([of_step[index] for of_step in queries], axis=2),
-                keys=calls[layer].keys[:, :, :prompt_tokens],
+                queries=mx.concatenate([row[index] for row in rows], axis=2),
+                keys=calls[layer].keys[:, :, : len(ids)],
                 scale=calls[layer].scale,
                 sinks=calls[layer].sinks,
             )
             for index, layer in enumerate(scoring)
         ]
-    mx.eval([layer.queries for layer in layers])
-    mx.synchronize()
+    mx.eval([[layer.queries, layer.keys] for layer in layers])
     return layers, decoded
+
+
+def _caches_up_to(found: Structure, attention: int, cache: list[Any]) -> list[Any]:
+    """The caches of all layers up to one that attends; all of them when it uses another layer's."""
+    own = found.attention[attention].cache
+    return cache if own is None else cache[: own + 1]
 
 
 def scoring_layers(found: Structure, tokens: int) -> list[int]:

@@ -42,8 +42,11 @@ def largest_pooled_weights(layer: Attention, pool: int, block: int) -> mx.array:
     tokens = layer.keys.shape[2]
     if tokens <= block:
         found = products(layer, 0, tokens)
-        weights = mx.exp(found - log_total(layer, iter([found])))
-        return average_pool(weights, pool).max(axis=(0, 1))
+        # Pooling is linear: it may come before the division, and one exponential does for both.
+        top = mx.maximum(found.max(axis=-1, keepdims=True), _sinks(layer))
+        weights = mx.exp(found - top)
+        total = weights.sum(axis=-1, keepdims=True) + mx.exp(_sinks(layer) - top)
+        return (average_pool(weights, pool) / total).max(axis=(0, 1))
     total = log_total(layer, (products(layer, *bounds) for bounds in _blocks(tokens, block)))
     parts = []
     for start, stop in _blocks(tokens, block):
@@ -69,16 +72,18 @@ def products(layer: Attention, start: int, stop: int) -> mx.array:
 
 def log_total(layer: Attention, blocks: Iterator[mx.array]) -> mx.array:
     """Logarithm of each softmax's denominator, sinks included: (key heads, heads a key head, queries, 1)."""
-    total: mx.array | None = None
-    if layer.sinks is not None:
-        total = layer.sinks.astype(mx.float32).reshape(layer.keys.shape[1], -1, 1, 1)
+    total = _sinks(layer)
     for block in blocks:
-        of_block = mx.logsumexp(block, axis=-1, keepdims=True)
-        total = of_block if total is None else mx.logaddexp(total, of_block)
+        total = mx.logaddexp(total, mx.logsumexp(block, axis=-1, keepdims=True))
         mx.eval(total)
-    if total is None:
-        raise ValueError("no prompt")
     return total
+
+
+def _sinks(layer: Attention) -> mx.array:
+    """Logits without a key: float32, (key heads, heads a key head, 1, 1). Without any: minus infinity, which adds 0."""
+    if layer.sinks is None:
+        return mx.array(-mx.inf)
+    return layer.sinks.astype(mx.float32).reshape(layer.keys.shape[1], -1, 1, 1)
 
 
 def _blocks(tokens: int, block: int) -> Iterator[tuple[int, int]]:
@@ -87,11 +92,18 @@ def _blocks(tokens: int, block: int) -> Iterator[tuple[int, int]]:
 
 
 def average_pool(weights: mx.array, width: int) -> mx.array:
-    """Mean over a centred window of odd `width` along the last axis; outside the prompt counts as zero."""
+    """Mean over a centred window of odd `width` along the last axis; outside the prompt counts as zero.
+
+    The sum of a window is put together from sums of 1, 2, 4, ... neighbours: for a width of 13, five additions.
+    """
     tokens = weights.shape[-1]
-    padding = [(0, 0)] * (weights.ndim - 1) + [(width // 2, width // 2)]
-    padded = mx.pad(weights, padding)
-    total = padded[..., :tokens]
-    for shift in range(1, width):
-        total = total + padded[..., shift : shift + tokens]
-    return total / width
+    sums = mx.pad(weights, [(0, 0)] * (weights.ndim - 1) + [(width // 2, width // 2)])
+    total, start, size = mx.zeros(()), 0, 1
+    while True:
+        if width & size:
+            total = total + sums[..., start : start + tokens]
+            start += size
+        if 2 * size > width:
+            return total / width
+        sums = sums[..., :-size] + sums[..., size:]
+        size *= 2

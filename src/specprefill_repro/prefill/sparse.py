@@ -7,7 +7,14 @@ from time import perf_counter
 import mlx.core as mx
 
 from specprefill_repro.prefill.arms import Models, Prefilled, Request
-from specprefill_repro.prefill.chunked import most_likely, new_cache, next_logits, prefill_all_but_last, tokens_read
+from specprefill_repro.prefill.chunked import (
+    last_token_only,
+    most_likely,
+    new_cache,
+    next_logits,
+    read_prompt,
+    tokens_read,
+)
 from specprefill_repro.prefill.positions import PositionedModel
 
 
@@ -27,12 +34,11 @@ def prefill_kept(
     model = PositionedModel(models.target, len(request.ids))
     cache = new_cache(model)
     cached_before = tokens_read(cache)
-    prefill_all_but_last(
-        model, ids, cache, request.step, lambda start, stop: model.positions.set(list(kept[start:stop]))
-    )
+    with last_token_only(models.target):
+        logits = read_prompt(
+            model, ids, cache, request.step, lambda start, stop: model.positions.set(list(kept[start:stop]))
+        )
     target_done = perf_counter()
-    model.positions.set([kept[-1]])
-    logits = next_logits(model, ids[-1], cache)
     first_token = most_likely(logits)
     done = perf_counter()
     next_position = len(request.ids)

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from time import perf_counter
 
 from specprefill_repro.prefill.arms import Models, Prefilled, Request
-from specprefill_repro.prefill.chunked import new_cache, prefill_all_but_last
+from specprefill_repro.prefill.chunked import new_cache
 from specprefill_repro.prefill.look_ahead import look_ahead
 from specprefill_repro.prefill.scoring import token_scores
 from specprefill_repro.prefill.selection import best_chunks
@@ -18,12 +18,20 @@ def prefill(models: Models, request: Request) -> Iterator[Prefilled]:
     rule = request.arm.selection
     if models.draft is None or rule is None:
         raise ValueError("a speculative prefill needs a draft and selection parameters")
-    draft_cache = new_cache(models.draft)
-    prefill_all_but_last(models.draft, request.ids, draft_cache, request.step)
-    marks = [("draft_prefill", perf_counter())]
-    layers, decoded = look_ahead(models.draft, request.ids[-1], draft_cache, rule.look_ahead, models.draft_end_tokens)
+    marks: list[tuple[str, float]] = []
+    layers, decoded = look_ahead(
+        models.draft,
+        request.ids,
+        new_cache(models.draft),
+        request.step,
+        rule.look_ahead,
+        models.draft_end_tokens,
+        prompt_read=lambda: marks.append(("draft_prefill", perf_counter())),
+    )
     marks.append(("look_ahead", perf_counter()))
     scores = token_scores(layers, rule.pool)
+    # Of the draft's keys and values nothing is needed any more: the target's take their place in memory.
+    del layers
     marks.append(("scoring", perf_counter()))
     kept = best_chunks(scores.tolist(), request.arm.keep, rule)
     marks.append(("selection", perf_counter()))

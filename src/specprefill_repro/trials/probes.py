@@ -17,6 +17,8 @@ from specprefill_repro.trials.job import Job
 from specprefill_repro.trials.lease import machine_lease
 from specprefill_repro.trials.machine import machine_facts
 
+DECODED = 8
+"""Tokens that are decoded after each, to know what one pass of one token costs."""
 LENGTHS = (256, 512, 1024)
 """Tokens of the three probes; shorter where the model or the study is."""
 
@@ -83,15 +85,17 @@ def _probe(
         needle_tokens=(0, 1),
         warmup_ids=ids[::-1][: min(study.warmup_tokens, length)],
         step=study.prefill_step,
-        answer_tokens=1,
+        answer_tokens=1 + DECODED,
         seed=f"{study.seed}/probe-{manifest.name}/{length}",
         logits_file=str(folder / "first-token.f32"),
     )
     seen = engine.measure(job, lease)
+    decoded = len(seen.tokens) - 1
     return Probe(
         tokens=length,
         seconds=seen.seconds,
-        step_seconds=seen.phases.first_token,
+        # An engine that decodes nothing says what the pass of the last prompt token took.
+        step_seconds=seen.decode_seconds / decoded if decoded else seen.phases.first_token,
         overhead_seconds=seen.ready_seconds + seen.load_seconds + seen.warmup_seconds,
         peak_memory_bytes=seen.peak_memory_bytes,
     )
