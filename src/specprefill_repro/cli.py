@@ -17,6 +17,9 @@ app = typer.Typer(
 stage = typer.Typer(help="One stage of one study; what the Snakemake rules call.", no_args_is_help=True)
 app.add_typer(stage, name="stage", hidden=True)
 
+models = typer.Typer(help="The models that studies can name.", no_args_is_help=True)
+app.add_typer(models, name="models")
+
 claims = typer.Typer(help="The published figures that studies are held against.", no_args_is_help=True)
 app.add_typer(claims, name="claims")
 
@@ -24,11 +27,17 @@ StudyName = Annotated[str, typer.Argument(help="Name of a file in config/studies
 
 
 @app.command()
-def run(study: StudyName = "demo") -> None:
+def run(
+    study: StudyName = "demo",
+    offline: Annotated[bool, typer.Option("--offline", help="Ask nothing of the network; use what is here")] = False,
+) -> None:
     """Run a study to its report; what is finished and not stale is not run again."""
+    from specprefill_repro.models.hub import go_offline
     from specprefill_repro.project import find_project
     from specprefill_repro.run import run_study
 
+    if offline:
+        go_offline()
     run_study(find_project(), study)
 
 
@@ -47,14 +56,34 @@ def plan(study: StudyName = "demo") -> None:
 
 
 @app.command()
-def lock(models: Annotated[list[str], typer.Argument(help="Names of models in config/models.yaml")]) -> None:
-    """Record size and SHA-256 of every file of a model's source in config/models.lock.yaml."""
-    from specprefill_repro.models.fetch import lock_model
+def lock(
+    names: Annotated[list[str], typer.Argument(help="Studies, or models of config/models.yaml")],
+) -> None:
+    """Record revision, files, sizes and SHA-256 of models in config/models.lock.yaml.
+
+    Of a study, the models that are not locked yet; a model that is named itself is locked anew, as it is now. Weights
+    on the Hub are not downloaded for it.
+    """
+    from specprefill_repro.models.lock import lock_named
     from specprefill_repro.project import find_project
 
-    for model in models:
-        entry = lock_model(find_project(), model)
-        typer.echo(f"{model}: {len(entry.files)} files locked")
+    lock_named(find_project(), names, typer.echo)
+
+
+@models.command("verify")
+def verify_models(
+    names: Annotated[list[str], typer.Argument(help="Studies, or models of config/models.yaml")],
+    full: Annotated[bool, typer.Option("--full", help="Read every byte, also of files that look untouched")] = False,
+) -> None:
+    """Hold the files of models in results/models against their manifests."""
+    from specprefill_repro.models.manifest import check_untouched
+    from specprefill_repro.models.naming import models_named
+    from specprefill_repro.project import find_project
+
+    project = find_project()
+    for name in models_named(project, names):
+        manifest = check_untouched(project, name, full=full)
+        typer.echo(f"{name}: {len(manifest.files)} files, {manifest.weight_bytes:,} bytes of weights, as recorded")
 
 
 @app.command()

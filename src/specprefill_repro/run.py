@@ -20,6 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from specprefill_repro.engines.interface import engine_named
 from specprefill_repro.errors import Exit, ReproError
 from specprefill_repro.files import read_model
+from specprefill_repro.models.load import is_unlocked_hub_model
 from specprefill_repro.models.schema import Manifest
 from specprefill_repro.project import Project
 from specprefill_repro.prompts.build import check_context
@@ -42,6 +43,7 @@ def run_study(project: Project, name: str) -> None:
     study = load_study(project, name)
     check_study(project, study)
     engine_named(study.engine)
+    lock_unlocked(project, study)
     with _only_run(project), tempfile.TemporaryDirectory(prefix="specprefill-") as folder:
         pipe = Path(folder) / "progress"
         os.mkfifo(pipe)
@@ -82,6 +84,22 @@ def check_study(project: Project, study: Study) -> None:
         if all(file.exists() for file in files):
             target, draft = (read_model(file, Manifest) for file in files)
             check_context(study, cell.length, target, draft)
+
+
+def lock_unlocked(project: Project, study: Study) -> None:
+    """Lock the Hub models of a study that are not locked, before Snakemake looks.
+
+    A lock that is written during a run would make the next run find its models stale.
+
+    Raises:
+        ReproError: the Hub can't be reached, or a model is not the one that config/models.yaml describes.
+    """
+    unlocked = [name for name in models_of(project, study) if is_unlocked_hub_model(project, name)]
+    if unlocked:
+        from specprefill_repro.models.fetch import lock_on_first_use
+
+        for name in unlocked:
+            lock_on_first_use(project, name)
 
 
 @contextmanager

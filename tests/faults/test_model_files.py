@@ -269,7 +269,7 @@ def test_room_that_vanishes_while_writing_leaves_the_old_model(
     project.models_file.write_text(text.replace("layers: 6", "layers: 60"))
     with pytest.raises(ReproError, match=r"big needs about \d+ MB"):
         fetch_model(project, "big")
-    monkeypatch.setattr("specprefill_repro.models.fetch._require_room", lambda *arguments: None)
+    monkeypatch.setattr("specprefill_repro.models.fetch.require_room", lambda *arguments: None)
     with pytest.raises(ReproError, match="the disk is full") as caught:
         fetch_model(project, "big")
     assert caught.value.exit_code == Exit.ENVIRONMENT

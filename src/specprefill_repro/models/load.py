@@ -98,6 +98,11 @@ def locked_model(project: Project, name: str) -> LockedModel | None:
     return entry
 
 
+def is_unlocked_hub_model(project: Project, name: str) -> bool:
+    """Whether a model comes from the Hub and has no entry in config/models.lock.yaml."""
+    return isinstance(load_definition(project, name).source, HubSource) and locked_model(project, name) is None
+
+
 def _refuse_unknown(name: str, known: list[str], chain: list[str]) -> None:
     near = difflib.get_close_matches(name, known, n=1)
     used = f", which {chain[-1]!r} is made from" if chain else ""

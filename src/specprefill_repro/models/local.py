@@ -1,14 +1,21 @@
 """A folder in MLX format as the source of a model, and what such a folder may hold."""
 
+import json
 import os
 import shutil
 from pathlib import Path
 
 from specprefill_repro.errors import Exit, ReproError
+from specprefill_repro.files import read_limited
 from specprefill_repro.models.hashes import hash_files
 from specprefill_repro.models.progress import Progress, silent
 from specprefill_repro.models.schema import LocalSource, LockedFile
 from specprefill_repro.project import Project
+
+WEIGHTS_INDEX = "model.safetensors.index.json"
+"""Says which file holds which tensor, where there are several."""
+
+MAX_INDEX_BYTES = 50_000_000
 
 TEXT_FILES = (
     "config.json",
@@ -21,7 +28,7 @@ TEXT_FILES = (
     "merges.txt",
     "chat_template.jinja",
     "chat_template.json",
-    "model.safetensors.index.json",
+    WEIGHTS_INDEX,
 )
 """All that is taken from a folder beside its weights. Python files never are."""
 
@@ -60,8 +67,8 @@ def wanted_files(folder: Path) -> list[str]:
     """Names of the files of an MLX model directory that a model is made of, sorted.
 
     Raises:
-        ReproError: not a folder, no config or tokenizer or safetensors weights, pickled weights, or a link that
-            leaves the folder.
+        ReproError: not a folder, no config or tokenizer or safetensors weights, not all that the index names, pickled
+            weights, or a link that leaves the folder.
     """
     if not folder.is_dir():
         raise ReproError(
@@ -80,6 +87,9 @@ def wanted_files(folder: Path) -> list[str]:
             Exit.VERIFICATION,
         )
     missing = [name for name in ("config.json", "tokenizer.json") if name not in names]
+    if WEIGHTS_INDEX in names:
+        weights = shards(folder / WEIGHTS_INDEX)  # the same weights may lie there in another form too
+        missing.extend(name for name in weights if name not in names)
     if not weights:
         missing.append("model*.safetensors")
     if missing:
@@ -105,3 +115,27 @@ def wanted_files(folder: Path) -> list[str]:
                 f"Check it with: ls -l '{folder}'",
             )
     return wanted
+
+
+def shards(index: Path) -> list[str]:
+    """Names of the weight files that a model.safetensors.index.json lists, sorted.
+
+    Raises:
+        ReproError: too large, not such an index, or it names a file that mlx_lm would not take (exit code
+            VERIFICATION).
+    """
+    try:
+        names = set(json.loads(read_limited(index, MAX_INDEX_BYTES))["weight_map"].values())
+        if not names:
+            raise ValueError("it names no file")
+        for name in names:
+            if "/" in name or "\\" in name or not (name.startswith("model") and name.endswith(".safetensors")):
+                raise ValueError(f"it names {name[:100]!r}")
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise ReproError(
+            f"{index} is not an index of weights that can be used: {error}",
+            "It was damaged, or names files that are no safetensors of this folder (model*.safetensors).",
+            f"Look at it with: head -c 300 '{index}'",
+            Exit.VERIFICATION,
+        ) from error
+    return sorted(names)

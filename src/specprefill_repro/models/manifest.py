@@ -16,6 +16,9 @@ from specprefill_repro.project import Project
 
 MAX_TOKENIZER_BYTES = 200_000_000
 
+INNER_MANIFEST = ".manifest.json"
+"""The manifest inside the model's folder: it moves with the folder, so the two can't disagree."""
+
 
 def load_manifest(project: Project, name: str) -> Manifest:
     """Read results/models/NAME.json.
@@ -33,15 +36,18 @@ def load_manifest(project: Project, name: str) -> Manifest:
     return read_model(path, Manifest)
 
 
-def check_untouched(project: Project, name: str, progress: Progress = silent) -> Manifest:
+def check_untouched(project: Project, name: str, progress: Progress = silent, *, full: bool = False) -> Manifest:
     """Make sure that a model's files are those of its manifest, and return the manifest.
 
-    Files whose inode, size and time stamp are as they were are not read again, so this takes milliseconds.
+    Files whose inode, size and time stamp are as they were are not read again, so this takes milliseconds; with
+    `full` every byte is read.
 
     Raises:
         ReproError: a file was changed, cut off, removed or added; shows both hashes (exit code VERIFICATION).
     """
     manifest = load_manifest(project, name)
+    if full:
+        stamps_file(project, name).unlink(missing_ok=True)
     verify(project, manifest, progress)
     return manifest
 
@@ -95,7 +101,7 @@ def describe(
         ReproError: the folder is no such directory, or would run code of its own when it is loaded.
     """
     names = wanted_files(folder)
-    config = _read_json(folder / "config.json", MAX_CONFIG_BYTES)
+    config = read_json_object(folder / "config.json", MAX_CONFIG_BYTES)
     if config.get("model_file") is not None:
         raise ReproError(
             f"{name}: its config.json asks for Python code of its own (model_file: {config['model_file']!r}).",
@@ -103,7 +109,7 @@ def describe(
             "Choose a model whose architecture is part of mlx_lm.",
             Exit.VERIFICATION,
         )
-    tokenizer = _read_json(folder / "tokenizer.json", MAX_TOKENIZER_BYTES)
+    tokenizer = read_json_object(folder / "tokenizer.json", MAX_TOKENIZER_BYTES)
     weights = [path for path in names if path.endswith(".safetensors")]
     tensors = [tensor for path in weights for tensor in read_safetensors(folder / path)]
     files = hash_files(folder, names, stamps, progress)
@@ -141,7 +147,12 @@ def tokenizer_sha256(tokenizer: dict[str, Any]) -> str:
     return content_id({"vocab": model.get("vocab"), "merges": merges, "added": sorted(added)})
 
 
-def _read_json(path: Path, limit: int) -> dict[str, Any]:
+def read_json_object(path: Path, limit: int) -> dict[str, Any]:
+    """Read a JSON file that holds an object.
+
+    Raises:
+        ReproError: missing, larger than `limit` bytes, or another kind of file.
+    """
     try:
         value = json.loads(read_limited(path, limit))
     except (ValueError, RecursionError) as error:
