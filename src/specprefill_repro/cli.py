@@ -146,6 +146,14 @@ def stage_model(study: str, model: str) -> None:
     stages.model(study, model)
 
 
+@stage.command("environment")
+def stage_environment(study: str, name: str) -> None:
+    """Install the environment of a server engine."""
+    from specprefill_repro import stages
+
+    stages.environment(study, name)
+
+
 @stage.command("prompts")
 def stage_prompts(study: str, pair: str, length: int) -> None:
     """Write the prompts of one pair and length."""

@@ -7,7 +7,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from specprefill_repro.engines.interface import engine_named
+from specprefill_repro.engines.interface import engine_of
 from specprefill_repro.estimates import cost_model
 from specprefill_repro.estimates.cost_model import ModelCost, model_cost
 from specprefill_repro.estimates.prediction import DenseTimes
@@ -15,6 +15,7 @@ from specprefill_repro.files import read_model, read_yaml_model
 from specprefill_repro.models.schema import Manifest, ModelsLock
 from specprefill_repro.project import Project
 from specprefill_repro.staleness import models_of
+from specprefill_repro.study.engines import IN_PROCESS
 from specprefill_repro.study.plan import ArmKind, Cell, plan_cells
 from specprefill_repro.study.schema import Study, Treatment
 from specprefill_repro.trials.probes import LENGTHS, Probe, probe_model
@@ -61,7 +62,9 @@ def forecast(project: Project, study: Study, tell: Callable[[str], None]) -> For
     Raises:
         ReproError: the study names an unknown model or engine, or a probe failed.
     """
-    engine, cells = engine_named(study.engine), plan_cells(study)
+    # A server is not probed: what the parts cost in this package's engine stands for all of them.
+    name = IN_PROCESS if study.runs_on_server(study.engine) else study.engine
+    engine, cells = engine_of(project, study, name), plan_cells(study)
     names = sorted({name for pair in study.pairs.values() for name in (pair.target, pair.draft)})
     manifests = {name: manifest for name in models_of(project, study) if (manifest := _manifest(project, name))}
     missing = tuple(name for name in names if name not in manifests)

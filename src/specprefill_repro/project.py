@@ -39,6 +39,14 @@ class Project:
     def environment_lock(self) -> Path:
         return self.root / "envs" / "pipeline.lock"
 
+    def engine_lock(self, environment: str) -> Path:
+        """Lock file of a server engine's environment."""
+        return self.root / "envs" / f"{environment}.lock"
+
+    def engine_environment(self, environment: str) -> Path:
+        """Where the environment of a server engine is installed."""
+        return self.results / "environments" / environment
+
     @property
     def store(self) -> Path:
         return self.results / "store"
@@ -54,6 +62,9 @@ class Project:
 
     def model_receipt(self, study: str, model: str) -> Path:
         return self.study_results(study) / "models" / f"{model}.json"
+
+    def environment_receipt(self, study: str, environment: str) -> Path:
+        return self.study_results(study) / "environments" / f"{environment}.json"
 
     def prompts(self, study: str, pair: str, length: int) -> Path:
         return self.study_results(study) / "prompts" / f"{pair}-{length}.json"

@@ -17,7 +17,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from specprefill_repro.engines.interface import engine_named
+from specprefill_repro.engines.interface import engines_of
 from specprefill_repro.errors import Exit, ReproError
 from specprefill_repro.files import read_model
 from specprefill_repro.models.load import is_unlocked_hub_model
@@ -42,7 +42,7 @@ def run_study(project: Project, name: str) -> None:
     console = Console(stderr=True)
     study = load_study(project, name)
     check_study(project, study)
-    engine_named(study.engine)
+    engines_of(project, study)
     lock_unlocked(project, study)
     with _only_run(project), tempfile.TemporaryDirectory(prefix="specprefill-") as folder:
         pipe = Path(folder) / "progress"

@@ -30,6 +30,23 @@ def model(study: str, name: str) -> None:
     write_json(project.model_receipt(study, name), manifest)
 
 
+def environment(study: str, name: str) -> None:
+    """Install the environment of a server engine; the receipt says what is in it."""
+    from specprefill_repro.engines.environments import install_environment
+
+    project = find_project()
+    loaded = load_study(project, study)
+    kinds = {settings.environment: settings.kind for settings in loaded.engines.values()}
+    if name not in kinds:
+        raise ReproError(
+            f"The study {study!r} has no engine with the environment {name!r}.",
+            f"It has: {', '.join(str(known) for known in kinds if known) or 'none'}.",
+            "Give one of these.",
+        )
+    tell(stage=f"environment {name}")
+    write_json(project.environment_receipt(study, name), install_environment(project, kinds[name], name))
+
+
 def prompts(study: str, pair: str, length: int) -> None:
     """Write the prompts of one pair and length."""
     from specprefill_repro.prompts.build import write_prompts
@@ -113,7 +130,7 @@ def verdicts(study: str, project: Project | None = None) -> None:
         loaded,
         read_model(project.estimates(study), Estimates),
         study_claims(loaded, claims),
-        facts_of(records, manifests(project, loaded)),
+        facts_of(loaded, records, manifests(project, loaded)),
         load_contradictions(project, claims),
     )
     write_json(project.verdicts(study), result)

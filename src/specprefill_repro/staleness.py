@@ -24,6 +24,11 @@ def model_parameter(project: Project, study: Study, model: str) -> str:
     return _line({"model": model_fingerprint(project, model)})
 
 
+def environment_parameter(project: Project, environment: str) -> str:
+    """Of rule `environment`: its lock."""
+    return _line({"lock": sha256_file(project.engine_lock(environment))})
+
+
 def prompts_parameter(project: Project, study: Study, pair: str, length: int) -> str:
     """Of rule `prompts`: the generator's code and what the study asks for."""
     asked = [study.seed, study.prompts.model_dump(mode="json"), prompts_needed(study, pair, length)]

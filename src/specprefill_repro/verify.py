@@ -24,7 +24,7 @@ from specprefill_repro.files import content_id, read_limited
 from specprefill_repro.report.build import render_report
 from specprefill_repro.report.data import ReportData, read_embedded
 from specprefill_repro.study.schema import Study
-from specprefill_repro.trials.schema import TrialRecord
+from specprefill_repro.trials.schema import Evidence, TrialRecord
 from specprefill_repro.verdicts.build import build_verdicts
 from specprefill_repro.verdicts.matching import facts_of
 
@@ -76,7 +76,8 @@ def _check_size(data: ReportData) -> None:
         )
     positions = 0
     for number, record in enumerate(data.records):
-        positions += sum(max(0, end - start) for start, end in record.evidence.kept_ranges)
+        if isinstance(record.evidence, Evidence):
+            positions += sum(max(0, end - start) for start, end in record.evidence.kept_ranges)
         if record.prompt.tokens > MAX_TOKENS or positions > MAX_POSITIONS:
             raise _too_large(f"record {number + 1} names more positions than a prompt has")
     if cells_of(data.study) > MAX_CELLS:
@@ -126,15 +127,20 @@ def _check_estimates(data: ReportData) -> int:
     identities = {id(record): content_id(record) for record in data.records}
     read = 0
 
-    def divergence(dense: TrialRecord, treated: TrialRecord) -> float:
+    def divergence(dense: TrialRecord, treated: TrialRecord) -> float | None:
         nonlocal read
         pair = identities[id(dense)], identities[id(treated)]
         if pair not in told:
             raise _differs(f"the estimate of {dense.cell}", f"a pair of record {pair[0][:12]}", "none")
+        value = told[pair]
+        if not (isinstance(dense.evidence, Evidence) and isinstance(treated.evidence, Evidence)):
+            if value is not None:
+                raise _differs(f"the KL of record {pair[0][:12]}", "none: a server tells no distribution", str(value))
+            return None
         read += 1
-        if not (math.isfinite(told[pair]) and told[pair] >= 0):
-            raise _differs(f"the KL of record {pair[0][:12]}", "a number from 0 on", str(told[pair]))
-        return told[pair]
+        if value is None or not (math.isfinite(value) and value >= 0):
+            raise _differs(f"the KL of record {pair[0][:12]}", "a number from 0 on", str(value))
+        return value
 
     found = estimate_study(data.study, data.records, data.receipts, data.gates, divergence)
     _compare("estimates", found, data.estimates)
@@ -146,7 +152,7 @@ def _check_verdicts(data: ReportData) -> None:
         data.study,
         data.estimates,
         [verdict.claim for verdict in data.verdicts.verdicts],
-        facts_of(data.records, data.models),
+        facts_of(data.study, data.records, data.models),
         data.verdicts.contradictions,
     )
     _compare("verdicts", found, data.verdicts)

@@ -21,7 +21,7 @@ STUDY = usual_study(blocks=3, most_blocks=5)
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> ScriptedEngine:
     made = ScriptedEngine(World(COSTS, Noise(0.01)), 1, 100)
-    monkeypatch.setattr(module, "engine_named", lambda name: made)
+    monkeypatch.setattr(module, "engine_of", lambda project, study, name: made)
     return made
 
 
@@ -58,7 +58,7 @@ def test_the_plan_says_what_it_takes_and_that_it_can_help(tmp_path: Path, engine
 
 def test_where_nothing_can_be_won_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     alike = {name: Cost(0.01, 0.0, 0.01) for name in COSTS}
-    monkeypatch.setattr(module, "engine_named", lambda name: ScriptedEngine(World(alike), 1, 100))
+    monkeypatch.setattr(module, "engine_of", lambda project, study, name: ScriptedEngine(World(alike), 1, 100))
     found = planned(prepare(tmp_path, STUDY, [claim()]))
     assert "SpecPrefill cannot help here: predicted speed-up 0." in text(STUDY, found)
     assert all(cell.break_even is None for cell in found.cells)

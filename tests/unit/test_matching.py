@@ -8,6 +8,7 @@ from specprefill_repro.estimates.build import build_estimates
 from specprefill_repro.estimates.schema import CellEstimate
 from specprefill_repro.study.schema import Comparison, Pair, Study, Treatment
 from specprefill_repro.verdicts.matching import (
+    EngineFacts,
     Facts,
     ModelFacts,
     closest_cell,
@@ -31,8 +32,7 @@ STUDY = demo_study(
 FACTS = Facts(
     hardware="Apple M2 Ultra",
     memory_gib=128.0,
-    engine="mlx-lm",
-    engine_version="0.32.2",
+    engines={"mlx-lm": EngineFacts("mlx-lm", "0.32.2")},
     models={
         "big": ModelFacts("mlx-community/Qwen3.5-122B-A10B-5bit", "5-bit"),
         "small": ModelFacts("mlx-community/Qwen3.5-2B-4bit", "4-bit"),
@@ -198,8 +198,12 @@ def test_text_is_compared_without_case_and_marks_and_otherwise_exactly() -> None
 def test_facts_come_from_what_the_trials_found() -> None:
     study = demo_study(blocks=1)
     records = synthetic_study_records(study, 1).records
-    facts = facts_of(records, {})
-    assert (facts.hardware, facts.memory_gib, facts.engine, facts.engine_version) == ("Synthetic", 16.0, "mlx-lm", "0")
+    facts = facts_of(study, records, {})
+    assert (facts.hardware, facts.memory_gib, facts.engines) == (
+        "Synthetic",
+        16.0,
+        {"mlx-lm": EngineFacts("mlx-lm", "0")},
+    )
     other = records[0].model_copy(update={"environment": {"chip": "Another"}})
-    assert facts_of([*records, other], {}).hardware is None
-    assert facts_of([], {}).engine is None
+    assert facts_of(study, [*records, other], {}).hardware is None
+    assert facts_of(study, [], {}).engines == {}

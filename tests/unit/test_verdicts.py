@@ -10,7 +10,7 @@ from specprefill_repro.project import Project
 from specprefill_repro.study.schema import Comparison, Pair, Study, Treatment
 from specprefill_repro.verdicts.build import build_verdicts
 from specprefill_repro.verdicts.claims import load_claims, load_contradictions, study_claims
-from specprefill_repro.verdicts.matching import Facts, ModelFacts
+from specprefill_repro.verdicts.matching import EngineFacts, Facts, ModelFacts
 from specprefill_repro.verdicts.schema import Claim, ClaimKind, Conditions, Rule, Verdict, Verdicts, Word
 from synthetic_records import Fault, World, demo_study, synthetic_study_records
 
@@ -31,8 +31,7 @@ MAC_CELL = "big-8192-speculative-keep0.2"
 MAC_FACTS = Facts(
     hardware="Apple M2 Ultra",
     memory_gib=128.0,
-    engine="mlx-lm",
-    engine_version="0.32.2",
+    engines={"mlx-lm": EngineFacts("mlx-lm", "0.32.2")},
     models={"big": ModelFacts("Qwen3.5-122B-A10B-5bit", "5-bit"), "small": ModelFacts("Qwen3.5-2B-4bit", "4-bit")},
 )
 

@@ -2,7 +2,7 @@
 import sys
 
 from specprefill_repro import staleness
-from specprefill_repro.engines.interface import engine_named
+from specprefill_repro.engines.interface import engines_of
 from specprefill_repro.errors import ReproError
 from specprefill_repro.estimates.schema import Look
 from specprefill_repro.estimates.stopping import blocks_to_run
@@ -19,7 +19,7 @@ try:
     STUDY = load_study(PROJECT, config["study"])
     CELLS = staleness.cells_by_id(STUDY)
     MODELS = staleness.models_of(PROJECT, STUDY)
-    engine_named(STUDY.engine)
+    engines_of(PROJECT, STUDY)
 except ReproError as error:
     sys.exit(f"{error}")
 
@@ -50,6 +50,7 @@ BLOCKS = [receipts_of_cell(cell) for cell in CELLS.values()]
 
 
 wildcard_constraints:
+    environment="[a-z0-9._-]+",
     model="[a-z0-9._-]+",
     pair="[a-z0-9._-]+",
     cell="[a-z0-9._-]+",
@@ -72,7 +73,10 @@ def receipt_of_base(wildcards):
 
 def inputs_of_block(wildcards):
     cell = CELLS[wildcards.cell]
+    settings = STUDY.engines.get(cell.engine)
+    environment = settings.environment if settings else None
     return [
         f"{RESULTS}/gate/{cell.pair}.json",
         f"{RESULTS}/prompts/{cell.pair}-{cell.length}.json",
+        *([f"{RESULTS}/environments/{environment}.json"] if environment else []),
     ]

@@ -1,8 +1,10 @@
 """The engine of this package: mlx_lm's models in a clean process of our own, with SpecPrefill around them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from specprefill_repro.project import Project
+from specprefill_repro.study.engines import MlxLmEngine
 from specprefill_repro.study.plan import ArmKind
 from specprefill_repro.trials.job import Job, Measurement
 from specprefill_repro.trials.trial import run_worker
@@ -17,8 +19,12 @@ class MlxLm:
     def code(self, arms: Iterable[ArmKind]) -> tuple[str, ...]:
         return (__name__, *sorted({ARM_MODULES[arm] for arm in arms}))
 
+    def settings(self) -> Mapping[str, str]:
+        return {}
+
     def measure(self, job: Job, lease: int | None) -> Measurement:
         return run_worker(job, lease)
 
 
-ENGINE = MlxLm()
+def engine(project: Project, settings: MlxLmEngine) -> MlxLm:
+    return MlxLm()

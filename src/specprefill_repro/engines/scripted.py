@@ -112,6 +112,9 @@ class ScriptedEngine:
     def code(self, arms: Iterable[ArmKind]) -> tuple[str, ...]:
         return (__name__,)
 
+    def settings(self) -> Mapping[str, str]:
+        return {}
+
     def measure(self, job: Job, lease: int | None) -> Measurement:
         """One trial of the story; the seconds are told, not waited for."""
         number, self.done = self.done, self.done + 1
@@ -146,6 +149,7 @@ class ScriptedEngine:
             warmup_seconds=1.0,
             ready_seconds=0.5,
             tokens=(answer,),
+            decode_tokens=0,
             decode_seconds=0.0,
             peak_memory_bytes=2 << 30,
             peak_mlx_bytes=1 << 30,

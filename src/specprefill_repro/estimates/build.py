@@ -58,8 +58,12 @@ def estimate_study(
             by_cell[receipt.cell].append(receipt)
     trials = {cell.id: sort_trials(cell, index, by_cell[cell.id], gates.get(cell.pair)) for cell in cells}
     dense = [record for cell in cells for record in _dense_trials(trials[cell.id])]
-    times = dense_times(dense)
-    estimates = tuple(_cell(study, cell, trials[cell.id], times, divergence) for cell in cells)
+    engine_of = {cell.id: cell.engine for cell in cells}
+    times = {
+        engine: dense_times(record for record in dense if engine_of[record.cell] == engine)
+        for engine in set(engine_of.values())
+    }
+    estimates = tuple(_cell(study, cell, trials[cell.id], times[cell.engine], divergence) for cell in cells)
     return Estimates(
         study=study.name,
         cells=estimates,
@@ -90,6 +94,8 @@ def _cell(
     dense = [twins.dense for twins in trials.counted]
     treated = [twins.treated for twins in trials.counted]
     ratios = [pair.log_ratio for pair in pairs]
+    same = [pair.same_first_token for pair in pairs if pair.same_first_token is not None]
+    divergences = [pair.kl_nats for pair in pairs if pair.kl_nats is not None]
     found = sum(pair.dense_answer_found for pair in pairs)
     lost = sum(pair.dense_answer_found and not pair.treated_answer_found for pair in pairs)
     outcomes: dict[str, int] = {}
@@ -106,6 +112,7 @@ def _cell(
     return CellEstimate(
         cell=cell.id,
         pair=cell.pair,
+        engine=cell.engine,
         treatment=cell.treatment,
         length=cell.length,
         nominal_keep=cell.keep,
@@ -126,8 +133,8 @@ def _cell(
         answers_treated=sum(pair.treated_answer_found for pair in pairs),
         answers_lost=lost,
         answers_lost_interval=share_interval(lost, found),
-        first_token_agreement=mean(pair.same_first_token for pair in pairs) if pairs else None,
-        median_kl_nats=median(pair.kl_nats for pair in pairs) if pairs else None,
+        first_token_agreement=mean(same) if same else None,
+        median_kl_nats=median(divergences) if divergences else None,
         problems=trials.problems,
         outcomes=outcomes,
         cached_trials=sum(record.evidence.cache_tokens_before > 0 for record in trials.trials),
@@ -154,9 +161,8 @@ def _break_even(cell: Cell, target: Mapping[int, DenseTimes], draft: Mapping[int
 
 
 def _median_phases(records: Sequence[TrialRecord]) -> dict[str, float]:
-    if not records:
-        return {}
-    return {phase: median(getattr(record.phases, phase) for record in records) for phase in PHASES}
+    measured = [record.phases for record in records if record.phases is not None]
+    return {phase: median(getattr(phases, phase) for phases in measured) for phase in PHASES} if measured else {}
 
 
 def _placebo_margin(cells: Sequence[CellEstimate]) -> float | None:
@@ -169,15 +175,22 @@ def _placebo_margin(cells: Sequence[CellEstimate]) -> float | None:
 
 
 def _drifts(study: Study, dense: Sequence[TrialRecord]) -> tuple[Drift, ...]:
-    """Drift of each target's dense seconds at each length, against the number of the trial in the study's order."""
+    """Drift of each target's dense seconds on each engine at each length, against the number of the trial in the
+    study's order."""
     number = {id(record): position for position, record in enumerate(sorted(dense, key=_order))}
-    groups: dict[tuple[str, int], list[TrialRecord]] = {}
-    pair_of = {cell.id: cell.pair for cell in plan_cells(study)}
+    groups: dict[tuple[str, str, int], list[TrialRecord]] = {}
+    cells = {cell.id: cell for cell in plan_cells(study)}
     for record in dense:
-        groups.setdefault((pair_of[record.cell], record.prompt.tokens), []).append(record)
+        cell = cells[record.cell]
+        groups.setdefault((cell.pair, cell.engine, record.prompt.tokens), []).append(record)
     drifts = []
-    for (pair, length), records in groups.items():
+    for (pair, engine, length), records in groups.items():
         found = drift([number[id(record)] for record in records], [record.seconds for record in records])
         if found is not None:
-            drifts.append(Drift(pair=pair, length=length, trials=len(records), change=found[0], interval95=found[1]))
+            change, interval95 = found
+            drifts.append(
+                Drift(
+                    pair=pair, engine=engine, length=length, trials=len(records), change=change, interval95=interval95
+                )
+            )
     return tuple(drifts)

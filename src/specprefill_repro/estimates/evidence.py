@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from specprefill_repro.files import content_id
 from specprefill_repro.study.plan import ArmKind
-from specprefill_repro.trials.schema import TrialRecord
+from specprefill_repro.trials.schema import Evidence, ServerEvidence, TrialRecord
 
 PHASES_TOLERANCE = 0.02
 MAX_SUSPENDED_SECONDS = 0.1
@@ -33,17 +33,41 @@ def pair_problems(dense: TrialRecord, treated: TrialRecord) -> list[str]:
         found.append("the two arms ran different target weights")
     if dense.engine != treated.engine:
         found.append(f"the two arms ran on different engines: {dense.engine} and {treated.engine}")
-    for name in ("key_dtype", "logits_dtype"):
-        here, there = getattr(dense.evidence, name), getattr(treated.evidence, name)
-        if here != there:
-            found.append(f"{name} is {here} in the dense arm and {there} in the treated one")
+    if isinstance(dense.evidence, Evidence) and isinstance(treated.evidence, Evidence):
+        for name in ("key_dtype", "logits_dtype"):
+            here, there = getattr(dense.evidence, name), getattr(treated.evidence, name)
+            if here != there:
+                found.append(f"{name} is {here} in the dense arm and {there} in the treated one")
     if (dense.treated, treated.treated) != (False, True):
         found.append("it does not hold one trial of each arm")
     return found
 
 
 def _computation(record: TrialRecord) -> Iterator[str]:
-    evidence, total = record.evidence, record.prompt.tokens
+    if isinstance(record.evidence, ServerEvidence):
+        yield from _server_computation(record, record.evidence)
+    else:
+        yield from _own_computation(record, record.evidence)
+
+
+def _server_computation(record: TrialRecord, evidence: ServerEvidence) -> Iterator[str]:
+    """A server's trial whose log does not prove what was asked for has another outcome, see engines/server_evidence."""
+    total = record.prompt.tokens
+    if evidence.prompt_tokens != total:
+        yield f"the server counted {evidence.prompt_tokens} prompt tokens, the prompt has {total}"
+    if evidence.cache_tokens_before != 0:
+        yield f"{evidence.cache_tokens_before} prompt tokens came from a cache of the server"
+    wanted = "dense" if record.requested.kind is ArmKind.DENSE else "sparse"
+    if record.outcome != wanted:
+        yield f"{wanted} was asked for, the outcome is {record.outcome!r}"
+    if record.outcome == "sparse" and evidence.tokens_scored != total:
+        yield f"the draft read {evidence.tokens_scored} of {total} prompt tokens"
+    if record.outcome == "dense" and evidence.tokens_kept != total:
+        yield f"the dense arm read {evidence.tokens_kept} of {total} prompt tokens"
+
+
+def _own_computation(record: TrialRecord, evidence: Evidence) -> Iterator[str]:
+    total = record.prompt.tokens
     sparse_arm = record.requested.kind in (ArmKind.SPECULATIVE, ArmKind.RANDOM)
     if evidence.cache_tokens_before != 0:
         yield f"{evidence.cache_tokens_before} tokens were in the KV cache when the clock started"
@@ -51,7 +75,7 @@ def _computation(record: TrialRecord) -> Iterator[str]:
         yield f"SpecPrefill did not run: the outcome is {record.outcome!r}"
     if not sparse_arm and (record.outcome != "dense" or evidence.tokens_kept != total):
         yield f"the dense arm was not dense: outcome {record.outcome!r}, {evidence.tokens_kept} of {total} tokens read"
-    yield from _kept_positions(record)
+    yield from _kept_positions(record, evidence)
     if evidence.cache_tokens_after != evidence.tokens_kept:
         yield f"{evidence.cache_tokens_after} cache entries stand for {evidence.tokens_kept} kept tokens"
     if evidence.rotary_modules_restored != evidence.rotary_modules:
@@ -67,8 +91,8 @@ def _computation(record: TrialRecord) -> Iterator[str]:
         yield f"the draft read {evidence.tokens_scored} of {total} prompt tokens"
 
 
-def _kept_positions(record: TrialRecord) -> Iterator[str]:
-    evidence, total = record.evidence, record.prompt.tokens
+def _kept_positions(record: TrialRecord, evidence: Evidence) -> Iterator[str]:
+    total = record.prompt.tokens
     ends = [0, *(end for _, end in evidence.kept_ranges)]
     ordered = all(before <= start < end for before, (start, end) in zip(ends, evidence.kept_ranges, strict=False))
     if not ordered or ends[-1] > total:
@@ -93,6 +117,10 @@ def _kept_positions(record: TrialRecord) -> Iterator[str]:
 def _clock(record: TrialRecord) -> Iterator[str]:
     if not record.seconds > 0:
         yield f"the trial took {record.seconds} seconds"
+    elif record.phases is None:
+        # A server's parts are not timed from outside.
+        if isinstance(record.evidence, Evidence):
+            yield "the phases were not recorded"
     elif abs(record.phases.total - record.seconds) > PHASES_TOLERANCE * record.seconds:
         yield f"the phases add up to {record.phases.total:.3f} of {record.seconds:.3f} seconds"
     if abs(record.suspended_seconds) >= MAX_SUSPENDED_SECONDS:

@@ -9,13 +9,13 @@ from specprefill_repro.estimates.schema import PairEstimate
 from specprefill_repro.estimates.statistics import kl_divergence, log_ratio, outliers
 from specprefill_repro.gate.schema import GateResult
 from specprefill_repro.study.plan import Cell
-from specprefill_repro.trials.schema import BlockReceipt, TrialRecord
+from specprefill_repro.trials.schema import BlockReceipt, Evidence, TrialRecord
 
 LogProbabilities = Callable[[str], object]
 """Content hash -> float32 [vocabulary] log-probabilities of a first token."""
 
-Divergence = Callable[[TrialRecord, TrialRecord], float]
-"""(dense, treated) -> KL(dense || treated) of the first token's distribution, in nats."""
+Divergence = Callable[[TrialRecord, TrialRecord], float | None]
+"""(dense, treated) -> KL(dense || treated) of the first token's distribution, in nats; None where none is known."""
 
 Index = Mapping[tuple[str, int], Sequence[TrialRecord]]
 """(cell, block) -> its trials in the order in which they ran."""
@@ -111,7 +111,7 @@ def pair_estimates(counted: Sequence[Twins], divergence: Divergence) -> tuple[Pa
             treated_record=twins.treated_record,
             dense_answer_found=twins.dense.answer_found,
             treated_answer_found=twins.treated.answer_found,
-            same_first_token=twins.dense.evidence.first_token == twins.treated.evidence.first_token,
+            same_first_token=_same_first_token(twins),
             kl_nats=divergence(twins.dense, twins.treated),
             outlier=outlier,
         )
@@ -119,10 +119,19 @@ def pair_estimates(counted: Sequence[Twins], divergence: Divergence) -> tuple[Pa
     )
 
 
+def _same_first_token(twins: Twins) -> bool | None:
+    here, there = twins.dense.evidence, twins.treated.evidence
+    if not isinstance(here, Evidence) or not isinstance(there, Evidence):
+        return None
+    return here.first_token == there.first_token
+
+
 def divergence_of(log_probabilities: LogProbabilities) -> Divergence:
     """The divergence as it is computed from stored log-probabilities."""
 
-    def divergence(dense: TrialRecord, treated: TrialRecord) -> float:
+    def divergence(dense: TrialRecord, treated: TrialRecord) -> float | None:
+        if not isinstance(dense.evidence, Evidence) or not isinstance(treated.evidence, Evidence):
+            return None
         here, there = dense.evidence.logits_sha256, treated.evidence.logits_sha256
         return 0.0 if here == there else kl_divergence(log_probabilities(here), log_probabilities(there))
 

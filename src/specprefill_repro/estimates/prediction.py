@@ -67,11 +67,11 @@ class DenseTimes:
 
     total: float
     step: float
-    """One pass of one token after the whole prompt."""
+    """One pass of one token after the whole prompt; not known of a server, and then 0."""
 
 
 def dense_times(dense: Iterable[TrialRecord]) -> dict[str, dict[int, DenseTimes]]:
-    """{target: {length: medians}} of sound dense trials."""
+    """{target: {length: medians}} of sound dense trials on one engine."""
     groups: dict[tuple[str, int], list[TrialRecord]] = {}
     for record in dense:
         groups.setdefault((record.target, record.prompt.tokens), []).append(record)
@@ -85,7 +85,9 @@ def dense_times(dense: Iterable[TrialRecord]) -> dict[str, dict[int, DenseTimes]
 
 
 def _step(record: TrialRecord) -> float:
-    return record.decode_seconds / record.decode_tokens if record.decode_tokens else record.phases.first_token
+    if record.decode_tokens:
+        return record.decode_seconds / record.decode_tokens
+    return record.phases.first_token if record.phases else 0.0
 
 
 def predicted_speedup(

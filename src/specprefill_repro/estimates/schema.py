@@ -51,9 +51,10 @@ class PairEstimate(Frozen):
     treated_record: str
     dense_answer_found: bool
     treated_answer_found: bool
-    same_first_token: bool
-    kl_nats: Number
-    """KL(dense || treated) of the first token's distribution."""
+    same_first_token: bool | None
+    """None on a server, which sends text and not tokens."""
+    kl_nats: Number | None
+    """KL(dense || treated) of the first token's distribution; None on a server."""
     outlier: bool
     """Modified z-score above 3.5; flagged, never dropped."""
 
@@ -61,6 +62,8 @@ class PairEstimate(Frozen):
 class CellEstimate(Frozen):
     cell: str
     pair: str
+    engine: str
+    """Name of the engine in the study."""
     treatment: Treatment
     length: int
     nominal_keep: float
@@ -77,7 +80,7 @@ class CellEstimate(Frozen):
     dense_median_seconds: Number | None
     treated_median_seconds: Number | None
     dense_phases: dict[str, Number]
-    """Median seconds by phase."""
+    """Median seconds by phase; empty on a server."""
     treated_phases: dict[str, Number]
     predicted_speedup: Number | None
     """From the parts: the draft's and the target's measured dense prefill times; None when a part is missing."""
@@ -107,6 +110,7 @@ class Drift(Frozen):
     """How the dense seconds of one pair and length changed over the study (Theil-Sen)."""
 
     pair: str
+    engine: str
     length: int
     trials: int
     change: Number

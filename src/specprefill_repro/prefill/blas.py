@@ -40,6 +40,26 @@ def use_fast_blas(threads: int = 1) -> str:
     return f"{config} threads={os.environ['OPENBLAS_NUM_THREADS']}"
 
 
+def preloaded_blas(folder: Path) -> tuple[dict[str, str], str]:
+    """The same for a process that is not ours: environment variables that give its MLX OpenBLAS, and the BLAS's name.
+
+    Args:
+        folder: gets a link to the library; LD_PRELOAD can't name a path with a space in it.
+    """
+    if not sys.platform.startswith("linux"):
+        return {}, "system"
+    try:
+        library = renamed_openblas()
+        describe = ctypes.CDLL(str(library)).scipy_openblas_get_config
+        describe.restype = ctypes.c_char_p
+        config = " ".join(describe().decode().split())
+    except (OSError, AttributeError, ImportError, subprocess.SubprocessError) as error:
+        return {}, f"{STOCK}; OpenBLAS not used: {type(error).__name__}: {error}"
+    link = folder / "libblas.so"
+    link.symlink_to(library)
+    return {"LD_PRELOAD": str(link), "OPENBLAS_NUM_THREADS": "1"}, f"{config} threads=1"
+
+
 def renamed_openblas() -> Path:
     """Path of the renamed copy, made on first use beside the environment's other files.
 

@@ -76,8 +76,9 @@ def margin(data: ReportData) -> float:
 
 
 def headline_cell(data: ReportData, pair: str) -> CellEstimate | None:
-    """The cell that speaks for a pair; None when the study never runs SpecPrefill on it."""
-    cells = [c for c in data.estimates.cells if c.pair == pair and c.treatment is Treatment.SPECULATIVE]
+    """The cell that speaks for a pair, on the study's own engine; None when that never runs SpecPrefill on it."""
+    own = [cell for cell in data.estimates.cells if cell.engine == data.study.engine]
+    cells = [c for c in own if c.pair == pair and c.treatment is Treatment.SPECULATIVE]
     return min(cells, key=lambda c: (-c.length, abs(c.nominal_keep - USUAL_KEEP), c.nominal_keep), default=None)
 
 

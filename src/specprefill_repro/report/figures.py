@@ -130,7 +130,8 @@ def phase_figures(data: ReportData) -> list[Figure]:
     for pair in data.pairs:
         bars: list[Bar] = []
         rows: list[tuple[str, ...]] = []
-        for cell in sorted(_speculative(data, pair), key=lambda c: (c.length, c.nominal_keep)):
+        timed = [cell for cell in _speculative(data, pair) if cell.dense_phases and cell.treated_phases]
+        for cell in sorted(timed, key=lambda c: (c.length, c.nominal_keep)):
             length = numbers.count(cell.length)
             dense = f"{length} dense"
             if not any(bar.label == dense for bar in bars):
@@ -239,7 +240,7 @@ def _selection(cell: CellEstimate) -> str:
 
 def _row_label(cell: CellEstimate) -> str:
     """Scored and random selection share a row."""
-    return f"{cell.pair} {numbers.count(cell.length)}, keep {numbers.keep(cell.nominal_keep)}"
+    return chart_label(cell).replace(", random ", ", keep ")
 
 
 def _kept_point(cell: CellEstimate) -> Point:

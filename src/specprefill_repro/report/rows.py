@@ -10,8 +10,9 @@ from specprefill_repro.estimates.schema import CellEstimate
 from specprefill_repro.report import numbers
 from specprefill_repro.report.answer import Role, role
 from specprefill_repro.report.data import ReportData
+from specprefill_repro.study.engines import IN_PROCESS
 from specprefill_repro.study.schema import Treatment
-from specprefill_repro.trials.schema import TrialRecord
+from specprefill_repro.trials.schema import Evidence, ServerEvidence, TrialRecord
 from specprefill_repro.verdicts.schema import ClaimKind, Rule, Verdict, Word
 
 SYMBOLS = {
@@ -38,8 +39,8 @@ def short(record_id: str) -> str:
 
 
 def cell_label(cell: CellEstimate) -> str:
-    """Such as `main · 1,024 tokens · keep 0.2`; controls say what they are."""
-    parts = [cell.pair, f"{numbers.count(cell.length)} tokens"]
+    """Such as `main · 1,024 tokens · keep 0.2`; controls say what they are, other engines than ours their name."""
+    parts = [cell.pair, *_engine(cell), f"{numbers.count(cell.length)} tokens"]
     if cell.treatment is Treatment.PLACEBO:
         return " · ".join([*parts, "placebo"])
     return " · ".join([*parts, f"keep {numbers.keep(cell.nominal_keep)}", *_control(cell)])
@@ -47,10 +48,15 @@ def cell_label(cell: CellEstimate) -> str:
 
 def chart_label(cell: CellEstimate) -> str:
     """The same, short enough for an axis."""
+    where = " ".join([cell.pair, *_engine(cell), numbers.count(cell.length)])
     if cell.treatment is Treatment.PLACEBO:
-        return f"{cell.pair} {numbers.count(cell.length)}, placebo"
+        return f"{where}, placebo"
     kind = "random" if cell.treatment is Treatment.RANDOM else "keep"
-    return f"{cell.pair} {numbers.count(cell.length)}, {kind} {numbers.keep(cell.nominal_keep)}"
+    return f"{where}, {kind} {numbers.keep(cell.nominal_keep)}"
+
+
+def _engine(cell: CellEstimate) -> list[str]:
+    return [] if cell.engine == IN_PROCESS else [cell.engine]
 
 
 def _control(cell: CellEstimate) -> list[str]:
@@ -146,7 +152,9 @@ class EvidenceRow:
 
 def evidence_row(label: str, treatment: Treatment, treated: bool, records: Sequence[TrialRecord]) -> EvidenceRow:
     """Sum up the evidence of like trials; `problem` names what does not fit what was asked for."""
-    evidence = [record.evidence for record in records]
+    evidence = [record.evidence for record in records if isinstance(record.evidence, Evidence)]
+    if len(evidence) < len(records):
+        return _server_evidence_row(label, treatment, treated, records)
     sparse = treated and treatment is not Treatment.PLACEBO
     wanted = "sparse" if sparse else "dense"
     # A model without rotary embeddings has no positions to see.
@@ -168,14 +176,11 @@ def evidence_row(label: str, treatment: Treatment, treated: bool, records: Seque
         problems.append("the cache does not hold the kept tokens")
     if not sparse and any(e.tokens_kept != r.prompt.tokens for e, r in zip(evidence, records, strict=True)):
         problems.append("dense prefill did not read the whole prompt")
-    counts: dict[str, int] = defaultdict(int)
-    for record in records:
-        counts[record.outcome] += 1
     return EvidenceRow(
         label=label,
         arm=f"{treatment}" if treated else "dense",
         trials=len(records),
-        outcomes=", ".join(f"{number} of {len(records)} {outcome}" for outcome, number in sorted(counts.items())),
+        outcomes=_outcomes(records),
         scored=span(e.tokens_scored for e in evidence),
         kept=f"{span(e.tokens_kept for e in evidence)} of {span(r.prompt.tokens for r in records)}",
         share=share(records),
@@ -183,6 +188,46 @@ def evidence_row(label: str, treatment: Treatment, treated: bool, records: Seque
         modules=f"{span(e.rotary_modules for e in evidence)} / {span(e.rotary_modules_restored for e in evidence)}",
         cache=span(e.cache_tokens_before for e in evidence),
         dtypes=", ".join(sorted({f"{e.key_dtype} / {e.logits_dtype}" for e in evidence})),
+        fine=not problems,
+        problem="; ".join(problems),
+    )
+
+
+def _outcomes(records: Sequence[TrialRecord]) -> str:
+    counts: dict[str, int] = defaultdict(int)
+    for record in records:
+        counts[record.outcome] += 1
+    return ", ".join(f"{number} of {len(records)} {outcome}" for outcome, number in sorted(counts.items()))
+
+
+def _server_evidence_row(
+    label: str, treatment: Treatment, treated: bool, records: Sequence[TrialRecord]
+) -> EvidenceRow:
+    """What a server's log and answers prove; positions, modules and types it does not tell."""
+    evidence = [record.evidence for record in records if isinstance(record.evidence, ServerEvidence)]
+    sparse = treated and treatment is not Treatment.PLACEBO
+    wanted = "sparse" if sparse else "dense"
+    problems = []
+    others = sorted({record.outcome for record in records if record.outcome != wanted})
+    if others:
+        problems.append(f"asked for {wanted}, ran {', '.join(others)}")
+    if any(e.prompt_tokens != r.prompt.tokens for e, r in zip(evidence, records, strict=True)):
+        counted = span(e.prompt_tokens for e in evidence)
+        problems.append(f"the server counted {counted} prompt tokens, not {span(r.prompt.tokens for r in records)}")
+    if any(e.cache_tokens_before for e in evidence):
+        problems.append("prompt tokens came from a cache")
+    return EvidenceRow(
+        label=label,
+        arm=f"{treatment}" if treated else "dense",
+        trials=len(records),
+        outcomes=_outcomes(records),
+        scored=span(e.tokens_scored for e in evidence),
+        kept=f"{span(e.tokens_kept for e in evidence)} of {span(r.prompt.tokens for r in records)}",
+        share=share(records),
+        rotary=numbers.NONE,
+        modules=numbers.NONE,
+        cache=span(e.cache_tokens_before for e in evidence),
+        dtypes=numbers.NONE,
         fine=not problems,
         problem="; ".join(problems),
     )
@@ -231,7 +276,8 @@ def evidence_rows(data: ReportData, cells: dict[str, list[Listed]]) -> list[Evid
         treated = [item.record for item in items if item.record.treated]
         if treated:
             rows.append(evidence_row(cell_label(estimate), estimate.treatment, True, treated))
-        place = f"{estimate.pair} · {numbers.count(estimate.length)} tokens · baselines"
+        where = [estimate.pair, *_engine(estimate), f"{numbers.count(estimate.length)} tokens"]
+        place = " · ".join([*where, "baselines"])
         dense[place] += [item.record for item in items if not item.record.treated]
     return rows + [evidence_row(name, Treatment.PLACEBO, False, records) for name, records in dense.items() if records]
 
@@ -256,16 +302,26 @@ def request_rows(data: ReportData, cells: dict[str, list[Listed]]) -> list[Reque
         asked = [f"{arm.kind}", f"keep {numbers.keep(arm.keep)}"]
         if arm.selection is not None:
             asked += [f"{key.replace('_', '-')} {value}" for key, value in arm.selection.model_dump().items()]
-        ranges = [len(record.evidence.kept_ranges) for record in records]
-        got = [
-            ", ".join(sorted({record.outcome for record in records})),
-            f"real share {share(records)}",
-            f"{span(len(record.evidence.look_ahead_tokens) for record in records)} look-ahead tokens",
-            f"{span(ranges)} runs of kept positions",
-            f"needle kept in {sum(r.evidence.needle_kept == 1 for r in records)} of {len(records)}",
-        ]
+        got = [", ".join(sorted({record.outcome for record in records})), f"real share {share(records)}"]
+        own = [record.evidence for record in records if isinstance(record.evidence, Evidence)]
+        if own:
+            got += [
+                f"{span(len(e.look_ahead_tokens) for e in own)} look-ahead tokens",
+                f"{span(len(e.kept_ranges) for e in own)} runs of kept positions",
+                f"needle kept in {sum(e.needle_kept == 1 for e in own)} of {len(own)}",
+            ]
+        servers = [record.evidence for record in records if isinstance(record.evidence, ServerEvidence)]
+        if servers:
+            got += [
+                f"keep {_said(e.keep_logged for e in servers)} and threshold "
+                f"{_said(e.threshold_logged for e in servers)} by the server's log"
+            ]
         rows.append(RequestRow(cell_label(estimate), ", ".join(asked), ", ".join(got)))
     return rows
+
+
+def _said(values: Iterable[float | None]) -> str:
+    return ", ".join(sorted({"not said" if value is None else f"{value:g}" for value in values}))
 
 
 def minutes(record: TrialRecord, start: datetime) -> float:

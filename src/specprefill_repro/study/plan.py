@@ -24,7 +24,7 @@ class Arm(Frozen):
     kind: ArmKind
     keep: float = 1.0
     selection: Selection | None = None
-    """None for dense."""
+    """None for dense, and on servers, which have rules of their own."""
 
 
 class Cell(Frozen):
@@ -32,6 +32,8 @@ class Cell(Frozen):
 
     id: str
     pair: str
+    engine: str
+    """Name of the engine in the study."""
     treatment: Treatment
     length: int
     keep: float
@@ -70,11 +72,15 @@ def _cell(study: Study, comparison: Comparison, length: int, keep: float) -> Cel
         Treatment.PLACEBO: ArmKind.DENSE,
     }
     kind = kinds[comparison.treatment]
-    treated = Arm(kind=kind) if kind is ArmKind.DENSE else Arm(kind=kind, keep=keep, selection=study.selection)
+    engine = comparison.engine or study.engine
+    selection = None if study.runs_on_server(engine) else study.selection
+    treated = Arm(kind=kind) if kind is ArmKind.DENSE else Arm(kind=kind, keep=keep, selection=selection)
     suffix = "" if comparison.treatment is Treatment.PLACEBO else f"-keep{keep:g}"
+    suffix += "" if engine == study.engine else f"-on-{engine}"
     return Cell(
         id=f"{comparison.pair}-{length}-{comparison.treatment}{suffix}",
         pair=comparison.pair,
+        engine=engine,
         treatment=comparison.treatment,
         length=length,
         keep=keep,

@@ -6,6 +6,7 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from specprefill_repro.schema import Frozen
+from specprefill_repro.study.engines import IN_PROCESS, EngineSettings, MlxLmEngine
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,79}$")]
 KeepRate = Annotated[float, Field(gt=0, le=1)]
@@ -73,6 +74,8 @@ class Comparison(Frozen):
     """One treatment against dense, at every given length and keep rate."""
 
     pair: Name
+    engine: Name | None = Field(default=None, exclude_if=lambda engine: engine is None)
+    """One of `engines`; none: the study's own."""
     treatment: Treatment
     lengths: tuple[Annotated[int, Field(ge=128, le=2_000_000)], ...] = Field(min_length=1)
     """Exact prompt lengths in tokens, chat template included."""
@@ -106,8 +109,10 @@ class Study(Frozen):
     seed: int = Field(ge=0, lt=2**32)
     pairs: dict[Name, Pair] = Field(min_length=1)
     prompts: Prompts
-    engine: Name = "mlx-lm"
-    """What runs the models; a name from specprefill_repro.engines."""
+    engine: Name = IN_PROCESS
+    """What runs the models where a comparison names nothing else: `mlx-lm`, or one of `engines`."""
+    engines: dict[Name, EngineSettings] = Field(default_factory=dict, exclude_if=lambda engines: not engines)
+    """Further engines, by names of the study's own; see study/engines.py."""
     prefill_step: int = Field(default=2048, ge=16, le=65536)
     """Tokens per forward pass of a chunked prefill, in draft and target alike."""
     warmup_tokens: int = Field(default=2048, ge=16)
@@ -130,8 +135,34 @@ class Study(Frozen):
         for comparison in self.comparisons:
             for length in comparison.lengths:
                 for keep in comparison.keep or (1.0,):
-                    cell = (comparison.pair, comparison.treatment, length, keep)
+                    engine = comparison.engine or self.engine
+                    cell = (comparison.pair, engine, comparison.treatment, length, keep)
                     if cell in seen:
-                        raise ValueError(f"{comparison.pair} {comparison.treatment} {length} {keep:g} stands twice")
+                        on = "" if engine == self.engine else f" on {engine}"
+                        raise ValueError(f"{comparison.pair} {comparison.treatment} {length} {keep:g}{on} stands twice")
                     seen.add(cell)
         return self
+
+    @model_validator(mode="after")
+    def _engines_can_do_it(self) -> Self:
+        if IN_PROCESS in self.engines:
+            raise ValueError(f"`engines` redefines {IN_PROCESS!r}, which is this package's own: use another name")
+        for comparison in self.comparisons:
+            name = comparison.engine or self.engine
+            if comparison.engine not in (None, self.engine, IN_PROCESS, *self.engines):
+                known = ", ".join([IN_PROCESS, *self.engines])
+                raise ValueError(f"there is no engine {name!r}; there are: {known}. Define it under `engines`")
+            if not self.runs_on_server(name):
+                continue
+            if self.prompts.begin_reply:
+                raise ValueError(
+                    f"the engine {name!r} is a server, which takes chat messages only and can't begin its own reply: "
+                    "set `begin_reply: false` under `prompts`"
+                )
+            if comparison.treatment is Treatment.RANDOM:
+                raise ValueError(f"the engine {name!r} is a server, and none can choose tokens at random")
+        return self
+
+    def runs_on_server(self, engine: str) -> bool:
+        """Whether the engine of that name is a server, measured from outside."""
+        return engine in self.engines and not isinstance(self.engines[engine], MlxLmEngine)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from specprefill_repro.engines.interface import Engine, engine_named
+from specprefill_repro.engines.interface import Engine, engine_of
 from specprefill_repro.files import content_id, read_model, sha256_file, write_json
 from specprefill_repro.fingerprint import code_fingerprint
 from specprefill_repro.gate.schema import GateResult
@@ -31,9 +31,9 @@ def block_settings(project: Project, study: Study, cell: Cell, engine: Engine | 
     Snakemake gets this as a parameter of the block's rule. Prompts and models join in `block_fingerprint`.
 
     Args:
-        engine: by default the one that the study names.
+        engine: by default the one that the study has the cell run on.
     """
-    engine = engine or engine_named(study.engine)
+    engine = engine or engine_of(project, study, cell.engine)
     arms = (cell.baseline.kind, cell.treated.kind)
     return {
         "code": code_fingerprint(["specprefill_repro.prompts.needle", *engine.code(arms)]),
@@ -42,6 +42,7 @@ def block_settings(project: Project, study: Study, cell: Cell, engine: Engine | 
         "machine": content_id(machine_facts()),
         "arms": content_id([cell.baseline.model_dump(mode="json"), cell.treated.model_dump(mode="json")]),
         "prefill": content_id([study.prefill_step, study.warmup_tokens, study.prompts.answer_tokens]),
+        **engine.settings(),
     }
 
 
@@ -69,12 +70,12 @@ def run_block(project: Project, study: Study, cell: Cell, index: int, engine: En
     """Measure block `index` of a cell, or find it in the store, and write its receipt to the study's folder.
 
     Args:
-        engine: by default the one that the study names.
+        engine: by default the one that the study has the cell run on.
 
     Raises:
         ReproError: a trial failed; nothing of the block is kept.
     """
-    engine = engine or engine_named(study.engine)
+    engine = engine or engine_of(project, study, cell.engine)
     pair = study.pairs[cell.pair]
     prompts = read_model(project.prompts(study.name, cell.pair, cell.length), PromptSet)
     target = read_model(project.model_manifest(pair.target), Manifest)
@@ -140,30 +141,33 @@ def _measure_block(
             for trial in trials:
                 arm = cell.treated if trial.treated else cell.baseline
                 prompt = prompts.prompts[trial.prompt]
-                file = Path(folder) / f"{trial.position}.f32"
+                # The other prompt of this block: another text, so that nothing of the timed one is warm.
+                warmup = prompts.prompts[trial.prompt ^ 1]
                 job = Job(
                     target_folder=str(project.model_folder(target.name)),
                     draft_folder=str(project.model_folder(draft.name)) if arm.kind is ArmKind.SPECULATIVE else None,
                     arm=arm,
                     ids=prompt.ids,
                     needle_tokens=prompt.needle_tokens,
-                    # The other prompt of this block: another text, so that nothing of the timed one is warm.
-                    warmup_ids=prompts.prompts[trial.prompt ^ 1].ids[: study.warmup_tokens],
+                    warmup_ids=warmup.ids[: study.warmup_tokens],
                     step=study.prefill_step,
                     answer_tokens=study.prompts.answer_tokens,
                     seed=f"{study.seed}/{cell.id}/{prompt.id}",
-                    logits_file=str(file),
+                    logits_file=str(Path(folder) / f"{trial.position}.f32"),
+                    log_file=str(Path(folder) / f"{trial.position}.log.gz"),
+                    text=prompt.text,
+                    warmup_text=warmup.text[: len(warmup.text) * study.warmup_tokens // len(warmup.ids)],
                 )
                 report(trial=cell.id, index=index, position=trial.position, arm=arm.kind)
                 measurement = engine.measure(job, lease)
-                answer = tokenizer.decode(list(measurement.tokens), skip_special_tokens=True)
+                answer = measurement.text or tokenizer.decode(list(measurement.tokens), skip_special_tokens=True)
                 measured.append(
                     _record(engine.name, cell, index, trial, arm, prompt, target, draft, measurement, answer)
                 )
                 report(done=cell.id, index=index, position=trial.position, seconds=measurement.seconds)
             for trial, record in zip(trials, measured, strict=True):
-                file = Path(folder) / f"{trial.position}.f32"
-                store.adopt_log_probabilities(file, record.evidence.logits_sha256)
+                place = Path(folder) / f"{trial.position}"
+                store.adopt(record, place.with_suffix(".f32"), place.with_suffix(".log.gz"))
             return tuple(store.put_record(record) for record in measured)
 
 
@@ -207,7 +211,7 @@ def _record(
         ready_seconds=measurement.ready_seconds,
         answer_text=answer,
         answer_found=answer_found(prompt.answer, answer),
-        decode_tokens=len(measurement.tokens) - 1,
+        decode_tokens=measurement.decode_tokens,
         decode_seconds=measurement.decode_seconds,
         peak_memory_bytes=measurement.peak_memory_bytes,
         peak_mlx_bytes=measurement.peak_mlx_bytes,

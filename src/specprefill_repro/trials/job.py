@@ -1,8 +1,8 @@
-"""What a worker process is told, on its standard input, and what it answers."""
+"""What an engine is told of one trial, and what it answers; between worker and parent both travel as JSON."""
 
 from specprefill_repro.schema import Frozen
 from specprefill_repro.study.plan import Arm
-from specprefill_repro.trials.schema import Evidence, MachineState, Phases
+from specprefill_repro.trials.schema import Evidence, MachineState, Phases, ServerEvidence
 
 
 class Job(Frozen):
@@ -19,24 +19,34 @@ class Job(Frozen):
     answer_tokens: int
     seed: str
     logits_file: str
-    """Where the worker writes the float32 log-probabilities of the first token."""
+    """Where an engine that has them writes the float32 log-probabilities of the first token."""
+    log_file: str = ""
+    """Where an engine that has one writes its server's log (gzip)."""
+    text: str = ""
+    """The user's message that `ids` are the chat template's rendering of; what a server is sent."""
+    warmup_text: str = ""
+    """A message of about the length of `warmup_ids`."""
 
 
 class Measurement(Frozen):
-    """What the worker measured; the parent makes the record of it."""
+    """What was measured; the record is made of it."""
 
     seconds: float
-    phases: Phases
-    load_seconds: float
+    phases: Phases | None = None
+    load_seconds: float | None = None
     warmup_seconds: float
     ready_seconds: float
-    tokens: tuple[int, ...]
-    """Generated tokens, the first included."""
+    tokens: tuple[int, ...] = ()
+    """Generated tokens, the first included; empty where an engine answers in text."""
+    text: str = ""
+    """The answer, of an engine that answers in text."""
+    decode_tokens: int
+    """After the first."""
     decode_seconds: float
     peak_memory_bytes: int
-    peak_mlx_bytes: int
+    peak_mlx_bytes: int | None = None
     outcome: str
-    evidence: Evidence
+    evidence: Evidence | ServerEvidence
     before: MachineState
     after: MachineState
     suspended_seconds: float

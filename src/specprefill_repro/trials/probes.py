@@ -95,7 +95,7 @@ def _probe(
         tokens=length,
         seconds=seen.seconds,
         # An engine that decodes nothing says what the pass of the last prompt token took.
-        step_seconds=seen.decode_seconds / decoded if decoded else seen.phases.first_token,
-        overhead_seconds=seen.ready_seconds + seen.load_seconds + seen.warmup_seconds,
+        step_seconds=seen.decode_seconds / decoded if decoded else seen.phases.first_token if seen.phases else 0.0,
+        overhead_seconds=seen.ready_seconds + (seen.load_seconds or 0.0) + seen.warmup_seconds,
         peak_memory_bytes=seen.peak_memory_bytes,
     )

@@ -1,5 +1,7 @@
 """The record of a trial and the receipt of a block, as they lie on disk."""
 
+from typing import Any
+
 from pydantic import Field
 
 from specprefill_repro.schema import Frozen
@@ -35,8 +37,13 @@ class PromptFacts(Frozen):
     answer: str
 
 
+def _absent(value: Any) -> bool:
+    """Fields that a record does not have are not written, so that older records keep their hash."""
+    return value is None
+
+
 class Evidence(Frozen):
-    """What proves which computation ran. Filled by the worker, never inferred from a time."""
+    """What proves which computation ran in a process of our own. Filled by the worker, never inferred from a time."""
 
     tokens_scored: int
     """Prompt tokens that the draft read; 0 without a draft."""
@@ -68,6 +75,40 @@ class Evidence(Frozen):
     """Of the float32 log-probabilities of the first token, kept in the store."""
 
 
+class ServerEvidence(Frozen):
+    """What a server's log and answer say about one request. Which positions it kept, no server tells."""
+
+    prompt_tokens: int
+    """As the server counted them; must be the prompt's own number."""
+    tokens_scored: int
+    """Prompt tokens that the draft read, by the log; 0 without a line that says so."""
+    tokens_kept: int
+    """Prompt tokens that the target read, by the log; all of them when nothing was left out."""
+    keep_logged: float | None
+    """Keep rate that was in effect, by the log."""
+    threshold_logged: int | None
+    """Threshold that was in effect, by the log."""
+    cached_tokens: int | None
+    """Prompt tokens that came from a cache; None: this engine has none on the way that a request takes here."""
+    draft_cached_tokens: int
+    """Prompt tokens that the draft had from a cache, by the log."""
+    completion_tokens: int
+    finish_reason: str
+    first_text: str
+    """Of the first event with content; how many tokens it holds is up to the server."""
+    lines: tuple[str, ...]
+    """Log lines that decide, secrets and paths removed: of loading the draft, and of this request."""
+    server_seconds: dict[str, float]
+    """What the server says that its parts took; a cross-check of the client's clock, never the measurement."""
+    log_sha256: str
+    """Of the server's whole log (gzip), kept in the store."""
+
+    @property
+    def cache_tokens_before(self) -> int:
+        """Tokens that were cached when the clock started, the draft's included."""
+        return (self.cached_tokens or 0) + self.draft_cached_tokens
+
+
 class MachineState(Frozen):
     """Read just before and just after a trial, never during it."""
 
@@ -92,18 +133,22 @@ class TrialRecord(Frozen):
     outcome: str
     """`sparse`, `dense`, or `fallback: REASON`; from the evidence."""
     engine: str
+    """Its kind, as claims name it; the cell tells which of a study's engines it was."""
     target: str
     draft: str | None
     target_weights_sha256: str
     draft_weights_sha256: str | None
     prompt: PromptFacts
     seconds: float
-    """TTFT: from handing over the token ids to the first token on the host."""
-    phases: Phases
-    load_seconds: float
+    """TTFT: from handing over the token ids to the first token on the host; on a server, from sending the request to
+    the first content received."""
+    phases: Phases | None = Field(default=None, exclude_if=_absent)
+    """None on a server."""
+    load_seconds: float | None = Field(default=None, exclude_if=_absent)
+    """None on a server: part of `ready_seconds`."""
     warmup_seconds: float
     ready_seconds: float
-    """From the start of the process until it could have begun to load weights."""
+    """From the start of the process until it could have begun to load weights; of a server until it could answer."""
     answer_text: str
     answer_found: bool
     decode_tokens: int
@@ -111,8 +156,9 @@ class TrialRecord(Frozen):
     """For `decode_tokens` tokens after the first."""
     peak_memory_bytes: int
     """Largest resident size of the process."""
-    peak_mlx_bytes: int
-    evidence: Evidence
+    peak_mlx_bytes: int | None = Field(default=None, exclude_if=_absent)
+    """None on a server."""
+    evidence: Evidence | ServerEvidence
     before: MachineState
     after: MachineState
     suspended_seconds: float

@@ -6,19 +6,21 @@ Snakemake's own outputs are copies of receipts, so that a rerun that fails never
 """
 
 import array
+import hashlib
 import json
 from pathlib import Path
 
 from specprefill_repro.errors import Exit, ReproError
-from specprefill_repro.files import content_id, parse_model, read_limited, read_model, sha256_file, write_json
-from specprefill_repro.trials.schema import BlockReceipt, TrialRecord
+from specprefill_repro.files import content_id, parse_model, read_limited, read_model, write_json
+from specprefill_repro.trials.schema import BlockReceipt, Evidence, TrialRecord
 
 MAX_RECORD_BYTES = 10_000_000
 MAX_LOGITS_BYTES = 4 * 2_000_000
+MAX_LOG_BYTES = 10_000_000
 
 
 class Store:
-    """Records, log-probabilities and block receipts below one folder."""
+    """Records, log-probabilities, servers' logs and block receipts below one folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -28,6 +30,10 @@ class Store:
 
     def log_probabilities_path(self, sha256: str) -> Path:
         return self.folder / "logits" / f"{sha256}.f32"
+
+    def server_log_path(self, sha256: str) -> Path:
+        """A server's whole log, gzip of UTF-8 text."""
+        return self.folder / "server-logs" / f"{sha256}.txt.gz"
 
     def receipt_path(self, fingerprint: str) -> Path:
         return self.folder / "blocks" / f"{fingerprint}.json"
@@ -60,11 +66,26 @@ class Store:
             )
         return record
 
-    def adopt_log_probabilities(self, file: Path, sha256: str) -> None:
-        """Move the file that a worker wrote to its place."""
-        path = self.log_probabilities_path(sha256)
+    def adopt(self, record: TrialRecord, logits_file: Path, log_file: Path) -> None:
+        """Move the file that the engine wrote besides its measurement to its place."""
+        if isinstance(record.evidence, Evidence):
+            file, path = logits_file, self.log_probabilities_path(record.evidence.logits_sha256)
+        else:
+            file, path = log_file, self.server_log_path(record.evidence.log_sha256)
         path.parent.mkdir(parents=True, exist_ok=True)
         file.replace(path)
+
+    def check_artifact(self, record: TrialRecord) -> None:
+        """Check the file that belongs to a record.
+
+        Raises:
+            ReproError: missing, or not what its name says.
+        """
+        if isinstance(record.evidence, Evidence):
+            self.log_probabilities(record.evidence.logits_sha256)
+        else:
+            sha256 = record.evidence.log_sha256
+            _read_named(self.server_log_path(sha256), sha256, MAX_LOG_BYTES)
 
     def log_probabilities(self, sha256: str) -> "array.array[float]":
         """Float32 natural log-probabilities of a first token, one a vocabulary entry.
@@ -72,15 +93,7 @@ class Store:
         Raises:
             ReproError: missing, or not what its name says.
         """
-        path = self.log_probabilities_path(sha256)
-        content = read_limited(path, MAX_LOGITS_BYTES)
-        if sha256_file(path) != sha256 or len(content) % 4:
-            raise ReproError(
-                f"{path} was changed: its content has the hash {sha256_file(path)}.",
-                "The file was damaged or altered by hand.",
-                f"Remove it and the block is measured again: rm '{path}'",
-                Exit.VERIFICATION,
-            )
+        content = _read_named(self.log_probabilities_path(sha256), sha256, MAX_LOGITS_BYTES)
         return array.array("f", content)
 
     def put_receipt(self, receipt: BlockReceipt) -> None:
@@ -94,7 +107,20 @@ class Store:
         try:
             receipt = read_model(path, BlockReceipt)
             for identity in receipt.records:
-                self.log_probabilities(self.get_record(identity).evidence.logits_sha256)
+                self.check_artifact(self.get_record(identity))
         except ReproError:
             return None
         return receipt if receipt.fingerprint == fingerprint else None
+
+
+def _read_named(path: Path, sha256: str, limit: int) -> bytes:
+    content = read_limited(path, limit)
+    found = hashlib.sha256(content).hexdigest()
+    if found != sha256:
+        raise ReproError(
+            f"{path} was changed: its content has the hash {found}.",
+            "The file was damaged or altered by hand.",
+            f"Remove it and the block is measured again: rm '{path}'",
+            Exit.VERIFICATION,
+        )
+    return content

@@ -118,6 +118,7 @@ def measure(job: Job, spawned_at: float) -> Measurement:
         warmup_seconds=warmup_seconds,
         ready_seconds=ready_seconds,
         tokens=tuple(tokens),
+        decode_tokens=len(tokens) - 1,
         decode_seconds=decode_seconds,
         peak_memory_bytes=_peak_memory(),
         peak_mlx_bytes=peak_mlx,

@@ -82,7 +82,9 @@ def _expectation(claim: Claim, study: Study, estimates: Estimates) -> Found:
     cells = [
         cell
         for cell in estimates.cells
-        if cell.pair == said.pair
+        # An expectation is about the study's own engine, unless it names another one of the study's.
+        if cell.engine == (said.engine or study.engine)
+        and cell.pair == said.pair
         and cell.treatment is said.treatment
         and said.keep in (None, cell.nominal_keep)
         and said.prompt_tokens in (None, cell.length)
@@ -195,7 +197,8 @@ def _remarks(cell: CellEstimate, estimates: Estimates, margin: float) -> str:
     outliers = sum(pair.outlier for pair in cell.pairs)
     marked = f" {outliers} of {len(cell.pairs)} pairs are outliers; they count all the same." if outliers else ""
     for change in estimates.drift:
-        if (change.pair, change.length) == (cell.pair, cell.length) and change.found and abs(change.change) > margin:
+        same = (change.pair, change.engine, change.length) == (cell.pair, cell.engine, cell.length)
+        if same and change.found and abs(change.change) > margin:
             slower = "slower" if change.change > 0 else "faster"
             marked += f" Over the study the dense trials became {abs(change.change):.0%} {slower}."
     return marked

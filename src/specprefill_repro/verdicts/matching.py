@@ -7,6 +7,7 @@ from math import log
 
 from specprefill_repro.estimates.schema import CellEstimate
 from specprefill_repro.models.schema import Manifest
+from specprefill_repro.study.plan import plan_cells
 from specprefill_repro.study.schema import Study, Treatment
 from specprefill_repro.trials.schema import TrialRecord
 from specprefill_repro.verdicts.schema import Claim, ConditionMatch, Conditions
@@ -30,31 +31,44 @@ class ModelFacts:
 
 
 @dataclass(frozen=True)
+class EngineFacts:
+    kind: str
+    """As claims name it, such as vllm-mlx."""
+    version: str | None
+
+
+@dataclass(frozen=True)
 class Facts:
     """What is known about this measurement besides its numbers; None: not known."""
 
     hardware: str | None = None
     memory_gib: float | None = None
-    engine: str | None = None
-    engine_version: str | None = None
+    engines: Mapping[str, "EngineFacts"] = field(default_factory=dict)
+    """By the study's names for them."""
     models: Mapping[str, ModelFacts] = field(default_factory=dict)
     """By the study's model names."""
 
 
-def facts_of(records: Sequence[TrialRecord], manifests: Mapping[str, Manifest]) -> Facts:
+def facts_of(study: Study, records: Sequence[TrialRecord], manifests: Mapping[str, Manifest]) -> Facts:
     """Facts from what the trials' processes found and from the models' manifests."""
     models = {
         name: ModelFacts(_identity(manifest), (manifest.quantization or "none").split(",")[0].strip())
         for name, manifest in manifests.items()
     }
-    engines = sorted({record.engine for record in records})
-    engine = engines[0] if len(engines) == 1 else None
+    engine_of = {cell.id: cell.engine for cell in plan_cells(study)}
+    by_engine: dict[str, list[TrialRecord]] = {}
+    for record in records:
+        if record.cell in engine_of:
+            by_engine.setdefault(engine_of[record.cell], []).append(record)
     memory = _common(records, "memory_gib")
     return Facts(
         hardware=_common(records, "chip"),
         memory_gib=float(memory) if memory and re.fullmatch(r"\d+(\.\d+)?", memory) else None,
-        engine=engine,
-        engine_version=_common(records, engine) if engine else None,
+        engines={
+            name: EngineFacts(some[0].engine, _common(some, some[0].engine))
+            for name, some in by_engine.items()
+            if len({record.engine for record in some}) == 1
+        },
         models=models,
     )
 
@@ -117,6 +131,7 @@ def match_conditions(claim: Claim, cell: CellEstimate, study: Study, facts: Fact
     """One row a condition; `matches` is None where the source does not say or this measurement does not know."""
     said, pair = claim.conditions, study.pairs[cell.pair]
     target, draft = facts.models.get(pair.target), facts.models.get(pair.draft)
+    engine = facts.engines.get(cell.engine)
     here_target, here_draft = _name(target, pair.target), _name(draft, pair.draft)
     rows = [
         _row("metric", claim.metric, "ttft_speedup", claim.metric in JUDGED_METRICS),
@@ -128,8 +143,8 @@ def match_conditions(claim: Claim, cell: CellEstimate, study: Study, facts: Fact
         _text("draft quantisation", said.draft_quantization, draft.quantization if draft else None),
         _number("keep rate", said.keep, cell.nominal_keep, KEEP_TOLERANCE, "{:g}"),
         _number("prompt length", said.prompt_tokens, cell.length, LENGTH_TOLERANCE, "{:,.0f} tokens"),
-        _text("engine", said.engine, facts.engine),
-        _text("engine version", said.engine_version, facts.engine_version),
+        _text("engine", said.engine, engine.kind if engine else None),
+        _text("engine version", said.engine_version, engine.version if engine else None),
     ]
     if said.prompt_tokens_stated:
         claimed = f"{said.prompt_tokens_stated}, {rows[8].claimed}" if said.prompt_tokens else said.prompt_tokens_stated
