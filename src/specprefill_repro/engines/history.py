@@ -91,12 +91,13 @@ class Range(Frozen):
     """The first without it; none: in every one that was read."""
 
     def holds(self, engine: str, version: str) -> bool:
-        key = release_key(version)
-        return (
-            self.engine == engine
-            and release_key(self.since) <= key
-            and (self.before is None or key < release_key(self.before))
-        )
+        if self.engine != engine:
+            return False
+        try:
+            key = release_key(version)
+        except ValueError:
+            return self.before is None
+        return release_key(self.since) <= key and (self.before is None or key < release_key(self.before))
 
 
 class When(Frozen):
@@ -145,6 +146,8 @@ class EngineHistory(Frozen):
         self, engine: str, version: str, target: Mapping[str, Any], draft: Mapping[str, Any] | None
     ) -> tuple[Fallback, ...]:
         """Fallbacks that this release has with these two models, whatever is asked of it.
+
+        A version that is not a release number counts as the newest.
 
         Args:
             target, draft: the content of their config.json.
