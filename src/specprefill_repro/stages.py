@@ -23,10 +23,11 @@ from specprefill_repro.verdicts.schema import Verdicts
 def model(study: str, name: str) -> None:
     """Fetch or derive a model; the receipt is a copy of its manifest."""
     from specprefill_repro.models.fetch import fetch_model
+    from specprefill_repro.models.progress import each_second
 
     project = find_project()
     tell(stage=f"model {name}")
-    manifest = fetch_model(project, name)
+    manifest = fetch_model(project, name, each_second(lambda line: tell(stage=f"model {name}: {line}")))
     write_json(project.model_receipt(study, name), manifest)
 
 

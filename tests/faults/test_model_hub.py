@@ -32,6 +32,10 @@ from specprefill_repro.models.hub import Patience
 from specprefill_repro.models.load import load_lock
 from specprefill_repro.models.manifest import check_untouched, load_manifest
 from specprefill_repro.project import Project
+from specprefill_repro.run import lock_unlocked
+from specprefill_repro.staleness import model_parameter
+from specprefill_repro.study.load import load_study
+from specprefill_repro.study.schema import Study
 from tiny_model import write_tiny_model
 
 QUICK = Patience(stall=0.4, attempts=3, pause=0.01, longest_pause=2)
@@ -77,6 +81,15 @@ def define(project: Project, revision: str | None = None, **more: Any) -> None:
     source = {"kind": "hf", "repository": REPOSITORY, "revision": revision}
     definition = {"source": source, "license": "MIT", **more}
     project.models_file.write_text(json.dumps({"models": {"tiny": definition, "twin": definition}}))
+
+
+def small_study(project: Project) -> Study:
+    """The study small, of the model tiny with itself."""
+    study = yaml.safe_load((Path(__file__).parents[2] / "config" / "studies" / "demo.yaml").read_text())
+    pair = {"target": "tiny", "draft": "tiny"}
+    study.update(name="small", pairs=dict.fromkeys(study["pairs"], pair), claims=[])
+    project.study_file("small").write_text(json.dumps(study))
+    return load_study(project, "small")
 
 
 def fail(project: Project, name: str = "tiny") -> ReproError:
@@ -150,11 +163,7 @@ def test_first_use_locks_says_so_and_can_be_confirmed(
     assert load_lock(project).models["tiny"].first_use
     assert files(project) == {name: sha256_file(hub.folder / name) for name in TAKEN}
     before = model_fingerprint(project, "tiny")
-    study = yaml.safe_load((Path(__file__).parents[2] / "config" / "studies" / "demo.yaml").read_text())
-    study.update(
-        name="small", pairs={"padded": {"target": "tiny", "draft": "tiny"}, "self": {"target": "tiny", "draft": "tiny"}}
-    )
-    project.study_file("small").write_text(json.dumps(study))
+    small_study(project)
     monkeypatch.chdir(project.root)
     asked = len(hub.seen)
     said = CliRunner().invoke(app, ["lock", "small"])
@@ -253,6 +262,42 @@ def test_new_commit_with_the_same_weights_downloads_none(project: Project, hub: 
     assert not (project.results / "models" / ".tiny.download").exists()
 
 
+def test_damaged_file_alone_is_downloaded_anew(project: Project, hub: HubServer) -> None:
+    fetch_model(project, "tiny", patience=QUICK)
+    good = files(project)
+    damaged = project.model_folder("tiny") / "tokenizer.json"
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"\0")
+    error = fail(project)
+    assert "tokenizer.json differs" in error.what
+    subprocess.run(error.next.partition("   and ")[0], shell=True, check=True)  # as it says
+    hub.seen.clear()
+    fetch_model(project, "tiny", patience=QUICK)
+    assert files(project) == good
+    assert {seen.path for seen in hub.seen} == {"tokenizer.json"}
+
+
+def test_lock_before_a_run_leaves_no_model_stale_after_it(project: Project, hub: HubServer) -> None:
+    study = small_study(project)
+    lock_unlocked(project, study)
+    before = model_parameter(project, study, "tiny")
+    fetch_model(project, "tiny", patience=QUICK)
+    assert model_parameter(project, study, "tiny") == before
+
+
+def test_offline_option_reaches_all_that_could_ask(
+    project: Project, hub: HubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_study(project)
+    monkeypatch.chdir(project.root)
+    for name in ("HF_HUB_OFFLINE", "PIP_NO_INDEX"):
+        monkeypatch.setenv(name, "")  # so that both are put back
+    said = CliRunner().invoke(app, ["run", "small", "--offline"])
+    assert isinstance(said.exception, ReproError)
+    assert "network is switched off" in said.exception.what
+    assert os.environ["HF_HUB_OFFLINE"] == os.environ["PIP_NO_INDEX"] == "1"
+    assert hub.seen == []
+
+
 def test_files_in_the_cache_of_other_programs_are_taken_from_there(
     project: Project, hub: HubServer, tmp_path: Path
 ) -> None:
@@ -336,7 +381,7 @@ def test_connection_that_stays_dead_is_given_up_and_the_part_is_kept(project: Pr
     assert part(project).stat().st_size == 1000
     hub.faults.clear()
     fetch_model(project, "tiny", patience=QUICK)
-    assert hub.seen[-1].range == "bytes=1000-"
+    assert hub.asked(WEIGHTS)[-1].range == "bytes=1000-"
     assert files(project)[WEIGHTS] == sha256_file(hub.folder / WEIGHTS)
 
 
@@ -358,7 +403,7 @@ def test_download_that_is_killed_goes_on_where_it_was(project: Project, hub: Hub
         process.wait()
     assert part(project).stat().st_size == 5000
     fetch_model(project, "tiny", patience=QUICK)
-    assert hub.seen[-1].range == "bytes=5000-"
+    assert hub.asked(WEIGHTS)[-1].range == "bytes=5000-"
     assert files(project)[WEIGHTS] == sha256_file(hub.folder / WEIGHTS)
 
 
@@ -384,17 +429,19 @@ def test_other_bytes_of_the_same_length_stop_with_both_hashes_and_the_good_copy_
 ) -> None:
     fetch_model(project, "tiny", patience=QUICK)
     good = files(project)
+    hub.commit = OTHER
+    write_tiny_model(hub.folder, seed=1)
+    lock_model(project, "tiny", patience=QUICK)
     content = bytearray((hub.folder / WEIGHTS).read_bytes())
     content[-1] ^= 1
-    (project.model_folder("tiny") / ".manifest.json").unlink()  # so that it must be fetched again
     hub.faults[WEIGHTS] = [Sends(bytes(content))]
     error = fail(project)
     assert error.exit_code == Exit.VERIFICATION
-    assert good[WEIGHTS] in error.what
+    assert sha256_file(hub.folder / WEIGHTS) in error.what
     assert hashlib.sha256(content).hexdigest() in error.what
     assert files(project) == good
     fetch_model(project, "tiny", patience=QUICK)  # the wrong file is not taken again
-    assert files(project) == good
+    assert files(project)[WEIGHTS] == sha256_file(hub.folder / WEIGHTS)
 
 
 def test_small_file_that_is_not_the_listed_blob_is_not_locked(project: Project, hub: HubServer) -> None:
@@ -582,7 +629,7 @@ def test_full_disk_keeps_what_came_and_the_lock(
         assert 0 < part(project).stat().st_size < (hub.folder / WEIGHTS).stat().st_size
         subprocess.run(["mount", "-o", "remount,size=64m", str(project.results)], check=True)
         fetch_model(project, "tiny", patience=QUICK)
-        assert hub.seen[-1].range is not None
+        assert hub.asked(WEIGHTS)[-1].range is not None
         assert files(project)[WEIGHTS] == sha256_file(hub.folder / WEIGHTS)
     finally:
         subprocess.run(["umount", str(project.results)], check=True)

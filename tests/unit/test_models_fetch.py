@@ -15,6 +15,7 @@ from specprefill_repro.models.fetch import fetch_model, lock_model
 from specprefill_repro.models.fingerprint import model_fingerprint
 from specprefill_repro.models.load import load_lock
 from specprefill_repro.models.manifest import check_untouched, load_manifest
+from specprefill_repro.models.progress import each_second
 from specprefill_repro.project import Project
 from tiny_gguf import write_tiny_gguf, write_wheel
 from tiny_model import write_tiny_model
@@ -263,3 +264,12 @@ def test_too_little_room_is_found_before_the_first_byte(
 def test_manifest_of_a_model_that_is_not_there_is_explained(project: Project) -> None:
     with pytest.raises(ReproError, match="'tiny' is not there yet"):
         load_manifest(project, "tiny")
+
+
+def test_progress_is_told_once_a_second_at_most() -> None:
+    told: list[str] = []
+    times = iter([0.0, 0.5, 1.0, 1.2, 9.0])
+    progress = each_second(told.append, lambda: next(times))
+    for done in range(5):
+        progress("download", done * 1_000_000_000, 5_000_000_000)
+    assert told == ["download, 0.0 of 5.0 GB", "download, 2.0 of 5.0 GB", "download, 4.0 of 5.0 GB"]

@@ -8,6 +8,9 @@ rule model:
         f"{RESULTS}/logs/model/{{model}}.log",
     conda:
         "../../envs/pipeline.yaml"
+    resources:
+        # Nothing is downloaded, hashed or converted beside a trial of another pair.
+        accelerator=1,
     params:
         study=STUDY.name,
         settings=lambda wildcards: staleness.model_parameter(

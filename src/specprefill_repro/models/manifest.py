@@ -55,7 +55,7 @@ def check_untouched(project: Project, name: str, progress: Progress = silent, *,
 def verify(project: Project, manifest: Manifest, progress: Progress = silent) -> None:
     """As `check_untouched`, of a manifest that was read already."""
     folder = project.model_folder(manifest.name)
-    again = f"rm -r '{folder}'   and run the same command again; the model is then made anew."
+    again = f"rm -f '{folder / INNER_MANIFEST}'   and run the same command again; the model is then made anew."
     expected = {file.path: file for file in manifest.files}
     found = {path.name for path in folder.glob("[!.]*")} if folder.is_dir() else set()
     changed = [

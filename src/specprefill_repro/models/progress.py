@@ -1,5 +1,7 @@
 """How the model stage tells a terminal where it is."""
 
+import time
+from collections.abc import Callable
 from typing import Protocol
 
 
@@ -10,3 +12,17 @@ class Progress(Protocol):
 
 def silent(step: str, done: int, total: int) -> None:
     """Tell nobody."""
+
+
+def each_second(say: Callable[[str], object], clock: Callable[[], float] = time.monotonic) -> Progress:
+    """Say at most once a second, in one line, what is done and how far it is."""
+    last = float("-inf")
+
+    def progress(step: str, done: int, total: int) -> None:
+        nonlocal last
+        now = clock()
+        if now - last >= 1:
+            last = now
+            say(f"{step}, {done / 1e9:.1f} of {total / 1e9:.1f} GB" if total else step)
+
+    return progress

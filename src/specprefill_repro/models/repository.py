@@ -9,17 +9,17 @@ import shutil
 from pathlib import Path, PurePosixPath
 
 from specprefill_repro.errors import Exit, ReproError
-from specprefill_repro.files import MAX_CONFIG_BYTES, read_model, sha256_file
+from specprefill_repro.files import MAX_CONFIG_BYTES, sha256_file
 from specprefill_repro.models import hub
 from specprefill_repro.models.download import Wanted, download, missing_bytes
 from specprefill_repro.models.hashes import hash_files
 from specprefill_repro.models.hub import Listing, Patience, RepositoryFile
 from specprefill_repro.models.local import MAX_INDEX_BYTES, REFUSED, TEXT_FILES, WEIGHTS_INDEX, place, shards
-from specprefill_repro.models.manifest import INNER_MANIFEST, MAX_TOKENIZER_BYTES, read_json_object, stamps_file
+from specprefill_repro.models.manifest import MAX_TOKENIZER_BYTES, read_json_object, stamps_file
 from specprefill_repro.models.progress import Progress
 from specprefill_repro.models.published import check_published
 from specprefill_repro.models.room import require_memory, require_room
-from specprefill_repro.models.schema import HubSource, LockedFile, LockedModel, Manifest, ModelDefinition
+from specprefill_repro.models.schema import HubSource, LockedFile, LockedModel, ModelDefinition
 from specprefill_repro.project import Project
 
 MAX_TEXT_BYTES = 100_000_000
@@ -169,21 +169,17 @@ def _weights(listing: Listing, folder: Path) -> list[RepositoryFile]:
 
 
 def _take_what_is_here(project: Project, name: str, source: HubSource, entry: LockedModel, folder: Path) -> None:
-    """Link files that are on this machine already into the folder; their hashes are checked with all others'."""
-    in_place = project.model_folder(name)
-    try:
-        manifest = read_model(in_place / INNER_MANIFEST, Manifest)
-        present = {file.path: file for file in manifest.files}
-    except ReproError:
-        present = {}
+    """Link files into the folder that are on this machine already and are what the lock says.
+
+    So a model of many files of which one was damaged needs that one anew, and a new commit what is new in it.
+    """
     for file in entry.files:
-        target = folder / file.path
-        if target.exists():
+        if (folder / file.path).exists():
             continue
-        if present.get(file.path) == file and (in_place / file.path).is_file():
-            place(in_place / file.path, target)
-        elif (cached := hub.cached_file(source, file.path)) and cached.stat().st_size == file.size:
-            place(cached, target)
+        for here in (project.model_folder(name) / file.path, hub.cached_file(source, file.path)):
+            if here and here.is_file() and here.stat().st_size == file.size and sha256_file(here) == file.sha256:
+                place(here, folder / file.path)
+                break
 
 
 def _downloads(project: Project, name: str) -> Path:
