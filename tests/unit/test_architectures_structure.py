@@ -83,13 +83,12 @@ def test_a_recurrent_layer_reads_the_kept_tokens_as_if_nothing_lay_between_them(
 
 
 @pytest.mark.parametrize("case", ["llama", "gemma4_text", "nemotron_h", "qwen3_5", "gpt_oss"])
-def test_the_outcome_is_decided_from_evidence_on_every_kind_of_architecture(case, tmp_path):
+def test_the_outcome_is_decided_from_evidence_on_every_kind_of_architecture(case):
     ids, kept, _ = prompt()
     arm = Arm(kind=ArmKind.RANDOM, keep=0.2, selection=Selection())
     model = build(case)
     with prefill_kept(Models(model, None), Request(tuple(ids), arm, 16, ""), kept, []) as prefilled:
         after = {entry.offset for entry in key_caches(prefilled.cache)}
-    (tmp_path / "logits").write_bytes(b"")
 
     def evidence(**changes):
         found = gather_evidence(
@@ -98,7 +97,7 @@ def test_the_outcome_is_decided_from_evidence_on_every_kind_of_architecture(case
             needle=(0, 1),
             cached_after=set(after),
             key_dtype="float32",
-            logits_file=tmp_path / "logits",
+            logits_sha256="",
         )
         return found.model_copy(update=changes)
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from specprefill_repro.estimates.evidence import evidence_problems, pair_problems
 from specprefill_repro.files import content_id
+from specprefill_repro.gate.pitfalls import PITFALLS
 from specprefill_repro.trials.schema import TrialRecord
 from synthetic_records import Fault, World, demo_study, synthetic_study_records
 
@@ -51,6 +52,7 @@ def test_a_fault_is_named(kind: str, words: str) -> None:
     "evidence, words",
     [
         ({"rotary_positions_sha256": None}, "were not recorded"),
+        ({"draft_cache_tokens_before": 64}, "64 tokens were in the draft's KV cache"),
         ({"rotary_modules": 0, "rotary_modules_restored": 0}, "no rotary embedding was watched"),
         ({"rotary_modules_expected": 31}, "30 of 31 rotary embeddings were watched"),
         ({"kept_sha256": content_id([1])}, "hash of the kept positions"),
@@ -66,6 +68,23 @@ def test_a_fault_is_named(kind: str, words: str) -> None:
 def test_inconsistent_evidence_is_named(evidence: dict[str, Any], words: str) -> None:
     problems = evidence_problems(sparse_trial(**evidence))
     assert any(words in problem for problem in problems), problems
+
+
+SEEN_IN_A_TRIAL: dict[int, dict[str, Any]] = {
+    12: {"kept_sha256": content_id([1])},
+    15: {"rotary_positions_sha256": content_id([1])},
+    19: {"kept_ranges": ()},
+    20: {"rotary_modules_restored": 29},
+    22: {"cache_tokens_after": 3},
+    31: {"cache_tokens_before": 64},
+}
+
+
+def test_every_pitfall_that_is_said_to_be_looked_for_in_every_trial_is() -> None:
+    for evidence in SEEN_IN_A_TRIAL.values():
+        assert evidence_problems(sparse_trial(**evidence)) != []
+    # A fallback (1) and types (41) are tested beside this; the share that was read (2) is shown, and not refused.
+    assert {number for number, pitfall in PITFALLS.items() if pitfall.trial} == {*SEEN_IN_A_TRIAL, 1, 2, 41}
 
 
 def test_a_model_without_rotary_embeddings_is_judged_by_its_caches() -> None:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from statistics import mean, median
 
 from specprefill_repro.estimates.cost_model import REACH, bound, break_even, model_cost
+from specprefill_repro.estimates.decoding import decoding
 from specprefill_repro.estimates.pairing import (
     Divergence,
     LogProbabilities,
@@ -135,6 +136,7 @@ def _cell(
         answers_lost_interval=share_interval(lost, found),
         first_token_agreement=mean(same) if same else None,
         median_kl_nats=median(divergences) if divergences else None,
+        decoding=decoding(trials.counted),
         problems=trials.problems,
         outcomes=outcomes,
         cached_trials=sum(record.evidence.cache_tokens_before > 0 for record in trials.trials),

@@ -71,6 +71,8 @@ def _own_computation(record: TrialRecord, evidence: Evidence) -> Iterator[str]:
     sparse_arm = record.requested.kind in (ArmKind.SPECULATIVE, ArmKind.RANDOM)
     if evidence.cache_tokens_before != 0:
         yield f"{evidence.cache_tokens_before} tokens were in the KV cache when the clock started"
+    if evidence.draft_cache_tokens_before not in (None, 0):
+        yield f"{evidence.draft_cache_tokens_before} tokens were in the draft's KV cache when the clock started"
     if sparse_arm and record.outcome != "sparse" and (record.outcome != "dense" or evidence.tokens_kept != total):
         yield f"SpecPrefill did not run: the outcome is {record.outcome!r}"
     if not sparse_arm and (record.outcome != "dense" or evidence.tokens_kept != total):

@@ -59,6 +59,22 @@ class PairEstimate(Frozen):
     """Modified z-score above 3.5; flagged, never dropped."""
 
 
+class Decoding(Frozen):
+    """How fast the tokens after the first one came, in the trials of a cell's pairs."""
+
+    fewest_tokens: int
+    """Decoded after the first one in any trial."""
+    most_tokens: int
+    pairs: int
+    """In which both trials decoded enough tokens to be compared."""
+    dense_rate: Number | None
+    """Median of tokens a second, of those pairs; None without any."""
+    treated_rate: Number | None
+    speedup: Number | None
+    """exp(mean ln(dense seconds a token / treated seconds a token)): above 1, decoding is faster after dropping."""
+    interval95: Interval | None
+
+
 class CellEstimate(Frozen):
     cell: str
     pair: str
@@ -96,6 +112,8 @@ class CellEstimate(Frozen):
     """Clopper-Pearson, of the share lost among those that the dense arm answered."""
     first_token_agreement: Number | None
     median_kl_nats: Number | None
+    decoding: Decoding | None = None
+    """None without pairs."""
     problems: tuple[str, ...]
     """Void blocks and failed evidence, in words; empty when all is well."""
     outcomes: dict[str, int] = Field(default_factory=dict)

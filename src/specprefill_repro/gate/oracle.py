@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from specprefill_repro.gate.rotary_frequencies import SCALINGS, rotary_frequenci
 from specprefill_repro.gate.weights import Array, Weights
 
 MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
+LIMIT = 2_000_000_000
+"""Weights of the largest model that is computed whole: about half a minute. Of larger ones, the first layers are."""
 TIED_BY_DEFAULT = ("llama", "mistral", "qwen2")
 
 
@@ -32,7 +35,37 @@ class OracleResult:
 
 
 def why_not_covered(folder: Path) -> str | None:
-    """Why the oracle does not cover the model in a folder; None when it does."""
+    """Why the oracle does not compute the whole model in a folder; None when it does."""
+    unknown = why_unknown(folder)
+    if unknown is not None:
+        return unknown
+    reached, layers, weights = _reach(folder)
+    if reached < layers:
+        return f"{weights / 1e9:.0f} billion weights would take it too long"
+    return None
+
+
+def layers_within_reach(folder: Path) -> int:
+    """How many layers of a model that it knows the oracle computes: all, or as many as `LIMIT` allows, two at least."""
+    return _reach(folder)[0]
+
+
+def _reach(folder: Path) -> tuple[int, int, int]:
+    """Layers within the limit, all layers, and all weights."""
+    weights = Weights(folder)
+    count = json.loads((folder / "config.json").read_text())["num_hidden_layers"]
+    by_layer = [
+        sum(weights.elements(name) for name in weights.names(f"model.layers.{layer}.")) for layer in range(count)
+    ]
+    total = sum(weights.elements(name) for name in weights.names(""))
+    if total <= LIMIT:
+        return count, count, total
+    reached = sum(so_far <= LIMIT for so_far in accumulate(by_layer))
+    return max(2, min(reached, count - 1)), count, total
+
+
+def why_unknown(folder: Path) -> str | None:
+    """Why the oracle has no formulas for the model in a folder; None when it has."""
     config = json.loads((folder / "config.json").read_text())
     if config.get("model_type") not in MODEL_TYPES:
         return f"it does not know {config.get('model_type')}"
@@ -52,7 +85,7 @@ class LlamaOracle:
     """
 
     def __init__(self, folder: Path) -> None:
-        reason = why_not_covered(folder)
+        reason = why_unknown(folder)
         if reason is not None:
             raise ReproError(
                 f"The NumPy oracle of the gate does not cover this model: {reason}.",
@@ -63,12 +96,15 @@ class LlamaOracle:
         self.config: dict[str, Any] = json.loads((folder / "config.json").read_text())
         self._weights = Weights(folder)
 
-    def forward(self, ids: Sequence[int], positions: Sequence[int], last_only: bool = True) -> OracleResult:
+    def forward(
+        self, ids: Sequence[int], positions: Sequence[int], last_only: bool = True, layers: int | None = None
+    ) -> OracleResult:
         """Compute logits (of the last token only, unless told otherwise), and every layer's queries and keys.
 
         Args:
             ids: token ids, in order.
             positions: ascending original position of each.
+            layers: stop after the queries and keys of so many layers; no logits then.
         """
         config = self.config
         heads = config["num_attention_heads"]
@@ -77,9 +113,8 @@ class LlamaOracle:
         frequencies, stretch = rotary_frequencies(size, _rotary(config), config)
         angles = np.outer(np.asarray(positions, dtype=np.float64), frequencies)
         mask = np.triu(np.full((len(ids), len(ids)), -np.inf), k=1)
-        embedding = self._weights["model.embed_tokens.weight"]
-        hidden = embedding[list(ids)]
-        result = OracleResult(logits=hidden)
+        hidden = self._weights.rows("model.embed_tokens.weight", ids)
+        result = OracleResult(logits=hidden[:0])
         for layer in range(config["num_hidden_layers"]):
             prefix = f"model.layers.{layer}."
             x = self._norm(hidden, prefix + "input_layernorm.weight")
@@ -89,9 +124,11 @@ class LlamaOracle:
                 query = self._norm(query, prefix + "self_attn.q_norm.weight")
                 key = self._norm(key, prefix + "self_attn.k_norm.weight")
             query, key = rotate(query, angles) * stretch, rotate(key, angles) * stretch
-            value = _heads(self._linear(x, prefix + "self_attn.v_proj"), key_heads)
             result.queries.append(query)
             result.keys.append(key)
+            if len(result.keys) == layers:
+                return result
+            value = _heads(self._linear(x, prefix + "self_attn.v_proj"), key_heads)
             repeated = np.repeat(np.arange(key_heads), heads // key_heads)
             weights = softmax(query @ key[repeated].swapaxes(1, 2) / math.sqrt(size) + mask)
             mixed = (weights @ value[repeated]).swapaxes(0, 1).reshape(len(ids), -1)
@@ -102,11 +139,11 @@ class LlamaOracle:
             hidden = hidden + self._linear(gated, prefix + "mlp.down_proj")
         last = self._norm(hidden[-1:] if last_only else hidden, "model.norm.weight")
         tied = config.get("tie_word_embeddings", config["model_type"] in TIED_BY_DEFAULT)
-        result.logits = last @ (embedding if tied else self._weights["lm_head.weight"]).T
+        result.logits = self._linear(last, "model.embed_tokens" if tied else "lm_head")
         return result
 
     def _linear(self, x: Array, name: str) -> Array:
-        product = x @ self._weights[f"{name}.weight"].T
+        product = np.concatenate([x @ block.T for block in self._weights.blocks(f"{name}.weight")], axis=-1)
         return product + self._weights[f"{name}.bias"] if f"{name}.bias" in self._weights else product
 
     def _norm(self, x: Array, weight: str) -> Array:

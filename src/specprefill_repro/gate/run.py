@@ -29,7 +29,8 @@ def run_gate(project: Project, study: Study, pair_name: str) -> GateResult:
     from specprefill_repro.prefill.blas import use_fast_blas
 
     use_fast_blas()
-    from specprefill_repro.gate.checks import load_pair, run_checks
+    from specprefill_repro.gate.checks import run_checks
+    from specprefill_repro.gate.pair import load_pair
 
     with machine_lease():
         loaded = load_pair(

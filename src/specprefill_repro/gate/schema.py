@@ -10,8 +10,10 @@ class Check(Frozen):
     """What was found, with its value, in words."""
     required: str
     """What would have been right."""
+    says: str = ""
+    """What is checked, in one sentence for a reader who knows neither the paper nor the code."""
     guards: tuple[int, ...] = ()
-    """Items of the list of pitfalls that this check guards against."""
+    """Pitfalls that this check guards against; numbers of `specprefill_repro.gate.pitfalls`."""
 
 
 class GateResult(Frozen):

@@ -38,13 +38,15 @@ class Prefilled:
     first_token: int
     cache: list[Any]
     cache_tokens_before: int
-    """Entries that the KV cache held when prefill began."""
+    """Entries that the target's KV cache held when prefill began."""
     kept: list[int]
     """Positions that the target read."""
     marks: list[tuple[str, float]]
     """(phase, clock when it ended), in order."""
     decode: Callable[[int], mx.array]
     """Reads one generated token and gives the logits of the next; call it with each token in turn."""
+    draft_cache_tokens_before: int = 0
+    """The same of the draft; 0 for arms that read none."""
     tokens_scored: int = 0
     look_ahead_tokens: list[int] = field(default_factory=list)
     selection_seed: str | None = None

@@ -31,6 +31,9 @@ class PositionedRotary:
         """Rotate x, shape (1, heads, tokens, head size); `offset`, which counts cache entries, is not used."""
         current = self.positions.of(x.shape[2])
         self.seen.append(current)
+        if x.shape[2] == 1:
+            # While decoding: what the model itself would compute, with another number.
+            return self.rotary(x, offset=self.positions.values[0])
         return self.rotary(x.transpose(2, 1, 0, 3), offset=current).transpose(2, 1, 0, 3)
 
 
@@ -95,7 +98,10 @@ class PositionedModel:
         """The model's own function, told one position for each row of a batch, as with `mx.fast.rope`."""
 
         def scale(size: int, offset: Any, *args: Any) -> mx.array:
-            return original(1, self.positions.of(size), *args).reshape(size, 1)
+            current = self.positions.of(size)
+            if size == 1:
+                return original(1, self.positions.values[0], *args)
+            return original(1, current, *args).reshape(size, 1)
 
         return scale
 

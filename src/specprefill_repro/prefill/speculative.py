@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from time import perf_counter
 
 from specprefill_repro.prefill.arms import Models, Prefilled, Request
-from specprefill_repro.prefill.chunked import new_cache
+from specprefill_repro.prefill.chunked import new_cache, tokens_read
 from specprefill_repro.prefill.look_ahead import look_ahead
 from specprefill_repro.prefill.scoring import token_scores
 from specprefill_repro.prefill.selection import best_chunks
@@ -18,11 +18,13 @@ def prefill(models: Models, request: Request) -> Iterator[Prefilled]:
     rule = request.arm.selection
     if models.draft is None or rule is None:
         raise ValueError("a speculative prefill needs a draft and selection parameters")
+    draft_cache = new_cache(models.draft)
+    cached_before = tokens_read(draft_cache)
     marks: list[tuple[str, float]] = []
     layers, decoded = look_ahead(
         models.draft,
         request.ids,
-        new_cache(models.draft),
+        draft_cache,
         request.step,
         rule.look_ahead,
         models.draft_end_tokens,
@@ -31,11 +33,12 @@ def prefill(models: Models, request: Request) -> Iterator[Prefilled]:
     marks.append(("look_ahead", perf_counter()))
     scores = token_scores(layers, rule.pool)
     # Of the draft's keys and values nothing is needed any more: the target's take their place in memory.
-    del layers
+    del layers, draft_cache
     marks.append(("scoring", perf_counter()))
     kept = best_chunks(scores.tolist(), request.arm.keep, rule)
     marks.append(("selection", perf_counter()))
     with prefill_kept(models, request, kept, marks) as prefilled:
+        prefilled.draft_cache_tokens_before = cached_before
         prefilled.tokens_scored = int(scores.shape[0])
         prefilled.look_ahead_tokens = decoded
         yield prefilled

@@ -7,6 +7,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from specprefill_repro.estimates.decoding import ENOUGH_TOKENS
 from specprefill_repro.files import content_id
 from specprefill_repro.report import figures, numbers, rows
 from specprefill_repro.report.answer import answer, failed_controls, margin
@@ -62,6 +63,9 @@ def _context(data: ReportData) -> dict[str, Any]:
         "unlocked": rows.unlocked_models(data),
         "roles": rows.roles(data),
         "evidence": rows.evidence_rows(data, cells),
+        "pitfalls": rows.pitfall_rows(data.gates),
+        "decoding": rows.decoding_rows(data.estimates.cells),
+        "enough_tokens": ENOUGH_TOKENS,
         "requests": rows.request_rows(data, cells),
         "environment": rows.environment(data.records),
         "trials": cells if data.lists_trials else {},

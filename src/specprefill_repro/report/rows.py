@@ -2,11 +2,13 @@
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
 from specprefill_repro.estimates.schema import CellEstimate
+from specprefill_repro.gate.pitfalls import PITFALLS
+from specprefill_repro.gate.schema import GateResult
 from specprefill_repro.report import numbers
 from specprefill_repro.report.answer import Role, role
 from specprefill_repro.report.data import ReportData
@@ -170,7 +172,7 @@ def evidence_row(label: str, treatment: Treatment, treated: bool, records: Seque
         not e.rotary_modules for e in expected
     ):
         problems.append("attention modules not patched or not restored")
-    if any(e.cache_tokens_before for e in evidence):
+    if any(e.cache_tokens_before or e.draft_cache_tokens_before for e in evidence):
         problems.append("the cache was not empty")
     if any(e.cache_tokens_after != e.tokens_kept for e in evidence):
         problems.append("the cache does not hold the kept tokens")
@@ -186,7 +188,7 @@ def evidence_row(label: str, treatment: Treatment, treated: bool, records: Seque
         share=share(records),
         rotary=f"{matching} of {len(records)}" if any(e.rotary_positions_sha256 for e in evidence) else "not wrapped",
         modules=f"{span(e.rotary_modules for e in evidence)} / {span(e.rotary_modules_restored for e in evidence)}",
-        cache=span(e.cache_tokens_before for e in evidence),
+        cache=span(e.cache_tokens_before + (e.draft_cache_tokens_before or 0) for e in evidence),
         dtypes=", ".join(sorted({f"{e.key_dtype} / {e.logits_dtype}" for e in evidence})),
         fine=not problems,
         problem="; ".join(problems),
@@ -322,6 +324,77 @@ def request_rows(data: ReportData, cells: dict[str, list[Listed]]) -> list[Reque
 
 def _said(values: Iterable[float | None]) -> str:
     return ", ".join(sorted({"not said" if value is None else f"{value:g}" for value in values}))
+
+
+@dataclass(frozen=True)
+class PitfallRow:
+    """A way to measure something else without noticing, and what guarded against it in this study."""
+
+    number: int
+    what: str
+    checks: str
+    """Of the gate, by name."""
+    fine: bool
+    problem: str
+    trial: str
+
+
+def pitfall_rows(gates: Mapping[str, GateResult]) -> list[PitfallRow]:
+    """One row for each known pitfall; empty when no gate has run."""
+    if not gates:
+        return []
+    rows = []
+    for number, pitfall in PITFALLS.items():
+        checks = {pair: [check for check in gate.checks if number in check.guards] for pair, gate in gates.items()}
+        problems = [f"not checked for pair {pair}" for pair, found in checks.items() if not found]
+        problems += [
+            f"{check.name} failed for pair {pair}"
+            for pair, found in checks.items()
+            for check in found
+            if not check.passed
+        ]
+        rows.append(
+            PitfallRow(
+                number=number,
+                what=pitfall.what,
+                checks=", ".join(dict.fromkeys(check.name for found in checks.values() for check in found)),
+                fine=not problems,
+                problem="; ".join(problems),
+                trial=pitfall.trial or "",
+            )
+        )
+    return rows
+
+
+@dataclass(frozen=True)
+class DecodingRow:
+    label: str
+    tokens: str
+    dense: str
+    treated: str
+    ratio: str
+    interval: str
+
+
+def decoding_rows(cells: Sequence[CellEstimate]) -> list[DecodingRow]:
+    """How fast tokens came after the first one; says so where too few were decoded to tell."""
+    rows = []
+    for cell in cells:
+        found = cell.decoding
+        if found is None:
+            continue
+        enough = found.speedup is not None
+        rows.append(
+            DecodingRow(
+                label=cell_label(cell),
+                tokens=span((found.fewest_tokens, found.most_tokens)),
+                dense=numbers.significant(found.dense_rate),
+                treated=numbers.significant(found.treated_rate),
+                ratio=numbers.ratio(found.speedup, found.interval95) if enough else "too few tokens",
+                interval=numbers.bounds(found.interval95),
+            )
+        )
+    return rows
 
 
 def minutes(record: TrialRecord, start: datetime) -> float:

@@ -184,13 +184,15 @@ def _record(
     answer: str,
 ) -> TrialRecord:
     uses_draft = arm.kind is ArmKind.SPECULATIVE
+    # What was measured goes into the record as it is, field by field of the same name.
+    fields = Measurement.model_fields.keys() & TrialRecord.model_fields.keys()
     return TrialRecord(
+        **{name: getattr(measurement, name) for name in fields},
         cell=cell.id,
         block=index,
         position=trial.position,
         treated=trial.treated,
         requested=arm,
-        outcome=measurement.outcome,
         engine=engine,
         target=target.name,
         draft=draft.name if uses_draft else None,
@@ -204,21 +206,6 @@ def _record(
             depth=prompt.depth,
             answer=prompt.answer,
         ),
-        seconds=measurement.seconds,
-        phases=measurement.phases,
-        load_seconds=measurement.load_seconds,
-        warmup_seconds=measurement.warmup_seconds,
-        ready_seconds=measurement.ready_seconds,
         answer_text=answer,
         answer_found=answer_found(prompt.answer, answer),
-        decode_tokens=measurement.decode_tokens,
-        decode_seconds=measurement.decode_seconds,
-        peak_memory_bytes=measurement.peak_memory_bytes,
-        peak_mlx_bytes=measurement.peak_mlx_bytes,
-        evidence=measurement.evidence,
-        before=measurement.before,
-        after=measurement.after,
-        suspended_seconds=measurement.suspended_seconds,
-        started_at=measurement.started_at,
-        environment=measurement.environment,
     )

@@ -2,10 +2,9 @@
 
 from collections.abc import Sequence
 from itertools import chain, groupby
-from pathlib import Path
 from typing import Any
 
-from specprefill_repro.files import content_id, sha256_file
+from specprefill_repro.files import content_id
 from specprefill_repro.prefill.architectures import structure
 from specprefill_repro.prefill.arms import Prefilled
 from specprefill_repro.prefill.positions import rotary_is_original
@@ -20,7 +19,7 @@ def gather_evidence(
     needle: tuple[int, int],
     cached_after: set[int],
     key_dtype: str,
-    logits_file: Path,
+    logits_sha256: str,
 ) -> Evidence:
     """Evidence of a finished prefill whose context has ended (so that the restoring of the model is seen too)."""
     kept = prefilled.kept
@@ -36,6 +35,7 @@ def gather_evidence(
         rotary_modules_expected=len(structure(target).rotary_modules),
         rotary_modules_restored=len(structure(target).rotary_modules) if modules and rotary_is_original(target) else 0,
         cache_tokens_before=prefilled.cache_tokens_before,
+        draft_cache_tokens_before=prefilled.draft_cache_tokens_before,
         cache_tokens_after=cached_after.pop() if len(cached_after) == 1 else -1,
         key_dtype=key_dtype.rpartition(".")[2],
         logits_dtype=str(prefilled.logits.dtype).rpartition(".")[2],
@@ -43,7 +43,7 @@ def gather_evidence(
         selection_seed=prefilled.selection_seed,
         needle_kept=in_needle / (needle[1] - needle[0]),
         first_token=prefilled.first_token,
-        logits_sha256=sha256_file(logits_file),
+        logits_sha256=logits_sha256,
     )
 
 

@@ -61,7 +61,9 @@ class Evidence(Frozen):
     """How many the target has: 0 for a model without rotary embeddings; None in records from before this was noted."""
     rotary_modules_restored: int
     cache_tokens_before: int
-    """Tokens in the KV cache when the clock started; must be 0."""
+    """Tokens in the target's KV cache when its prefill began; must be 0."""
+    draft_cache_tokens_before: int | None = Field(default=None, exclude_if=_absent)
+    """The same of the draft; 0 where none is read, None in records from before this was noted."""
     cache_tokens_after: int
     """Entries per attention layer after prefill; equals tokens_kept."""
     key_dtype: str

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from specprefill_repro.errors import Exit, ReproError
-from specprefill_repro.files import write_bytes
+from specprefill_repro.files import sha256_file, write_bytes
 from specprefill_repro.study.plan import ArmKind
 from specprefill_repro.trials.clock import suspended_between, suspension_clocks
 from specprefill_repro.trials.job import Answer, Failure, Job, Measurement
@@ -109,7 +109,7 @@ def measure(job: Job, spawned_at: float) -> Measurement:
         needle=job.needle_tokens,
         cached_after=cached_after,
         key_dtype=key_dtype,
-        logits_file=Path(job.logits_file),
+        logits_sha256=sha256_file(Path(job.logits_file)),
     )
     return Measurement(
         seconds=seconds,
