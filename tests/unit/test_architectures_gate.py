@@ -187,8 +187,8 @@ def test_queries_scaled_by_cache_entries_are_named(folder_of, monkeypatch):
 
 @pytest.mark.parametrize("case", ["gpt_oss", "gemma4_text", "nemotron_h", "qwen3_5"])
 def test_queries_from_the_wrong_place_are_named_without_an_oracle(case, folder_of, monkeypatch):
-    def shuffled(*args):
-        layers, decoded = look_ahead.look_ahead(*args)
+    def shuffled(*args, **more):
+        layers, decoded = look_ahead.look_ahead(*args, **more)
         return [Attention(of.queries[:, ::-1], of.keys, of.scale, of.sinks) for of in layers], decoded
 
     monkeypatch.setattr(scores, "look_ahead", shuffled)
@@ -208,16 +208,16 @@ def test_recurrent_layers_that_read_dropped_tokens_are_named(folder_of, monkeypa
     """As one port's notes say it of theirs: states of the whole prompt, keys of the kept tokens."""
     folder = folder_of("qwen3_5")
     pair = load(folder, folder)
-    original = sparse.prefill_all_but_last
+    original = sparse.read_prompt
 
     def states_of_all(model, ids, cache, *args):
         scratch = [
             fresh if hasattr(fresh, "keys") else own for fresh, own in zip(new_cache(pair.target), cache, strict=True)
         ]
         pair.target(mx.array([pair.ids]), cache=scratch)
-        original(model, ids, cache, *args)
+        return original(model, ids, cache, *args)
 
-    monkeypatch.setattr(sparse, "prefill_all_but_last", states_of_all)
+    monkeypatch.setattr(sparse, "read_prompt", states_of_all)
     assert "layers-read-kept-tokens" in failures(pair, ("layers",))
 
 

@@ -146,8 +146,8 @@ def float32_rotation(pair, monkeypatch):
 def wrong_extractor(pair, monkeypatch):
     original = look_ahead.look_ahead
 
-    def other_heads(*args):
-        layers, decoded = original(*args)
+    def other_heads(*args, **more):
+        layers, decoded = original(*args, **more)
         wrong = [dataclasses.replace(layer, queries=layer.queries[:, ::-1]) for layer in layers]
         return wrong, decoded
 
@@ -226,16 +226,18 @@ def keep_rate_of_another_place(pair, monkeypatch):
 @fault(2, named_by={"settings-in-effect"})
 def look_ahead_of_another_place(pair, monkeypatch):
     original = look_ahead.look_ahead
-    monkeypatch.setattr(
-        speculative, "look_ahead", lambda draft, last, cache, _, ends: original(draft, last, cache, 4, ends)
-    )
+
+    def four(draft, ids, cache, step, _, *rest, **more):
+        return original(draft, ids, cache, step, 4, *rest, **more)
+
+    monkeypatch.setattr(speculative, "look_ahead", four)
 
 
 @fault(2, named_by={"settings-in-effect"})
 def step_of_another_place(pair, monkeypatch):
-    original = chunked.prefill_all_but_last
+    original = chunked.read_prompt
     monkeypatch.setattr(
-        sparse, "prefill_all_but_last", lambda model, ids, cache, step, *args: original(model, ids, cache, 2048, *args)
+        sparse, "read_prompt", lambda model, ids, cache, step, *args: original(model, ids, cache, 2048, *args)
     )
 
 
@@ -243,10 +245,12 @@ def step_of_another_place(pair, monkeypatch):
 def token_read_twice(pair, monkeypatch):
     """The last kept token is read with the others, and then again for its logits."""
 
-    def all_of_them(model, ids, cache, step, before_pass):
-        chunked.prefill_all_but_last(model, [*ids, 0], cache, step, before_pass)
+    def last_twice(model, ids, cache, *args):
+        chunked.read_prompt(model, ids, cache, *args)
+        model.positions.set(model.positions.values[-1:])
+        return chunked.next_logits(model, ids[-1], cache)
 
-    monkeypatch.setattr(sparse, "prefill_all_but_last", all_of_them)
+    monkeypatch.setattr(sparse, "read_prompt", last_twice)
 
 
 @fault(31, named_by={"caches-start-empty"}, alone=False)
