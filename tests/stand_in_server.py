@@ -364,7 +364,8 @@ class Omlx(Server):
             if (folder / "config.json").exists()
         }
         print(f"\033[33moMLX - LLM inference, optimized for your Mac\033[0m\n└─ Version: {self.version}\n", flush=True)
-        if given.host_on_command_line or not auth.get("secret_key"):
+        looks_for_aliases = self.at_least("0.3.9.dev1") and not server.get("server_aliases")
+        if given.host_on_command_line or not auth.get("secret_key") or looks_for_aliases:
             # The real server writes what it was told, the key included.
             auth |= {"api_key": self.key, "secret_key": auth.get("secret_key") or secrets.token_hex(32)}
             file.write_text(json.dumps(self.settings, indent=2))

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 STAND_IN = Path(__file__).resolve().parent.parent / "stand_in_server.py"
+RECORDED = Path(__file__).resolve().parent.parent / "reference" / "engines"
 PROMPT = 599
 KEY = "a-key-of-this-run"
 
@@ -116,7 +117,9 @@ def omlx(tmp_path: Path):
         _models(tmp_path, **models)
         base = tmp_path / "base"
         base.mkdir()
-        (base / "settings.json").write_text(json.dumps({"auth": {"secret_key": "from the environment"}}))
+        (base / "settings.json").write_text(
+            json.dumps({"auth": {"secret_key": "elsewhere"}, "server": {"server_aliases": ["localhost"]}})
+        )
         (tmp_path / "served").mkdir()
         (tmp_path / "served" / "target").symlink_to(tmp_path / "models" / "target")
         own = {
@@ -132,6 +135,12 @@ def omlx(tmp_path: Path):
         return _running(tmp_path, before, ["--base-path", str(base), *flags], environment)
 
     return start
+
+
+def _without_numbers(line: str) -> str:
+    """A log line without its time, numbers and folders."""
+    line = re.sub(r"^[\d-]+ [\d:,]+ - ", "", line)
+    return re.sub(r"[\d.]+", "#", re.sub(r"\(\S*/draft\)", "(draft)", line))
 
 
 def usage(content: str) -> dict[str, Any]:
@@ -201,6 +210,11 @@ def test_omlx_runs_sparse_when_streaming_and_says_so_in_two_lines(omlx, tmp_path
         assert f"sparse prefill 182/{PROMPT} conv tokens" in log
         counted = usage(content)
         assert counted["time_to_first_token"] == counted["prompt_eval_duration"]
+        real = json.loads((RECORDED / f"omlx-{version}.json").read_text())
+        assert counted.keys() == real["ways"]["streaming chat"]["usage"].keys()
+        ours = {_without_numbers(line) for line in log.replace("[-] - ", "").splitlines() if "SpecPrefill" in line}
+        theirs = [line for line in real["started"] + real["ways"]["streaming chat"]["log"] if "SpecPrefill" in line]
+        assert ours == {_without_numbers(line) for line in theirs}
         assert ("prompt_tokens_details" in counted) == (version == "0.3.9.dev1")
 
 

@@ -233,7 +233,14 @@ def settings_file(host: str, port: int, models: str) -> dict[str, Any]:
     """Content of settings.json: nothing cached, nothing refused for its length or for memory, no keep-alive events."""
     return {
         "version": "1.0",
-        "server": {"host": host, "port": port, "log_level": "info", "sse_keepalive_mode": "off"},
+        # Where there are no aliases the server looks for some and writes them, and the key with them, to this file.
+        "server": {
+            "host": host,
+            "port": port,
+            "log_level": "info",
+            "sse_keepalive_mode": "off",
+            "server_aliases": [host],
+        },
         "model": {"model_dirs": [models] if models else []},
         "memory": {"max_process_memory": "disabled", "prefill_memory_guard": False},
         "cache": {"enabled": False},
@@ -408,7 +415,7 @@ def _loaded_inside(request: str) -> Iterator[str]:
 
 
 def _decides(line: str) -> bool:
-    return "SpecPrefill" in line or "DFlash" in line or "Engine loaded" in line or "Version: " in line
+    return "SpecPrefill" in line or "DFlash" in line or "Engine loaded" in line
 
 
 def engine(project: Project, settings: OmlxEngine) -> Omlx:

@@ -94,6 +94,8 @@ def _doubts(
     if not claims.armed:
         yield "fallback: the log does not say that a draft was loaded"
     if not claims.scored:
+        if cached:
+            yield f"fallback: {cached} prompt tokens came from a cache"
         if total <= threshold:
             yield f"fallback: {total} prompt tokens are not above the threshold of {threshold}"
         yield "fallback: the log has no line of SpecPrefill for this request"
