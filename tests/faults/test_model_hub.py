@@ -160,6 +160,7 @@ def test_first_use_locks_says_so_and_can_be_confirmed(
 ) -> None:
     manifest = fetch_model(project, "tiny", patience=QUICK)
     assert not manifest.locked
+    assert manifest.source.revision == COMMIT  # type: ignore[union-attr]
     assert load_lock(project).models["tiny"].first_use
     assert files(project) == {name: sha256_file(hub.folder / name) for name in TAKEN}
     before = model_fingerprint(project, "tiny")

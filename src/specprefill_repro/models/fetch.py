@@ -73,7 +73,8 @@ def fetch_model(
         if manifest is None or manifest.fingerprint != fingerprint:
             entry = locked_model(project, name)
             with _workshop(project, name) as work:
-                _, out = _make(project, name, entry.source if entry else source, entry, work, progress, patience)
+                source = entry.source if entry else source  # with the revision that the lock names
+                _, out = _make(project, name, source, entry, work, progress, patience)
                 locked = base_manifest.locked if base_manifest else entry is not None and not entry.first_use
                 manifest = describe(
                     out,
