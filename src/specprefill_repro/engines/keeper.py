@@ -67,6 +67,11 @@ class End(Frozen):
     peak_bytes: int
     """Largest resident size of one of its processes."""
 
+    @property
+    def how(self) -> str:
+        """Such as `with status 1`."""
+        return f"with status {self.status}" if self.status >= 0 else f"of signal {-self.status}"
+
 
 class Keeper:
     def __init__(self, order: Order, log: IO[bytes]) -> None:
@@ -97,9 +102,11 @@ class Keeper:
         self.events.register(self.pipe, selectors.EVENT_READ)
         self.events.register(self.signals, selectors.EVENT_READ)
 
-    def keep(self, commands: int) -> End:
-        """Obey the commands that come through the descriptor `commands`, until the end."""
+    def keep(self, commands: int, told: bytes) -> End:
+        """Obey the commands `told` so far and those that come through the descriptor `commands`, until the end."""
         self.events.register(commands, selectors.EVENT_READ)
+        if told and self.obey(told):
+            return self.stop()
         while True:
             for key, _ in self.events.select():
                 if key.fd == self.pipe:
@@ -110,14 +117,17 @@ class Keeper:
                     if self.server.poll() is not None or signal.SIGTERM in os.read(self.signals, BLOCK):
                         return self.stop()
                 else:
-                    told = os.read(commands, BLOCK)
-                    for line in told.splitlines():
-                        if line == b"mark":
-                            self.drain()
-                            _say(json.dumps({"mark": self.written}))
-                    if not told or b"stop" in told:
+                    if self.obey(os.read(commands, BLOCK)):
                         self.events.unregister(commands)
                         return self.stop()
+
+    def obey(self, told: bytes) -> bool:
+        """Answer each `mark`; true when it is time to stop. A command is shorter than what a pipe keeps together."""
+        for line in told.splitlines():
+            if line == b"mark":
+                self.drain()
+                _say(json.dumps({"mark": self.written}))
+        return not told or b"stop" in told
 
     def drain(self) -> None:
         """Write what the server has printed so far; what is too much is read and dropped."""
@@ -230,12 +240,13 @@ def _say(line: str) -> None:
 def main() -> None:
     """Entry point of the keeper."""
     told = b""
-    while not told.endswith(b"\n"):
+    while b"\n" not in told:
         block = os.read(0, BLOCK)
         if not block:
             return
         told += block
-    order = Order.model_validate_json(told)
+    line, _, told = told.partition(b"\n")
+    order = Order.model_validate_json(line)
     if LINUX:
         _adopt_orphans()
     with Path(order.log).open("wb", buffering=0) as log:
@@ -246,7 +257,7 @@ def main() -> None:
             _say(End(status=127, asked=False, too_much=False, stubborn=False, left=0, peak_bytes=0).model_dump_json())
             return
         _say(json.dumps({"started": keeper.server.pid}))
-        end = keeper.keep(0)
+        end = keeper.keep(0, told)
     _say(end.model_dump_json())
 
 

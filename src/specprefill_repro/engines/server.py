@@ -139,22 +139,26 @@ class Server:
             self.end = End(status=-9, asked=False, too_much=False, stubborn=True, left=0, peak_bytes=0)
         return self.end
 
-    def died(self, when: str) -> ReproError:
+    def died(self, when: str) -> "ServerDied":
         """Why the server is gone, from how it ended and what it printed last."""
         end = self.stop()
         last = self._last_words()
         if end.too_much:
-            return ReproError(
+            return ServerDied(
                 f"The server printed more than {self._limits.log_bytes:,} bytes {when} and was ended.{last}",
                 "It repeats a message without end, or logs every step.",
                 "Lower its log level, or use another version of it.",
                 Exit.TRIAL,
             )
         if any(words in self.log() for words in PORT_TAKEN):
-            return PortTaken(self.port, last)
-        how = f"with status {end.status}" if end.status >= 0 else f"of signal {-end.status}"
-        return ReproError(
-            f"The server ended {how} {when}.{last}",
+            return PortTaken(
+                f"The server could not listen on port {self.port} of {HOST}, since another program took it.{last}",
+                "The port was free a moment before; another program was faster.",
+                "Run the same command again; another port is then chosen.",
+                Exit.TRIAL,
+            )
+        return ServerDied(
+            f"The server ended {end.how} {when}.{last}",
             "Something outside ended it; when memory runs out, the system does exactly that."
             if end.status == -9
             else "Its last lines say why: a model that it can't load, a library that does not fit, a fault of its own.",
@@ -170,7 +174,6 @@ class Server:
         assert self._keeper.stdin is not None
         try:
             self._keeper.stdin.write(command)
-            self._keeper.stdin.flush()
         except OSError:
             return  # It has ended, and its last event says how.
 
@@ -201,16 +204,12 @@ class Server:
         return event
 
 
-class PortTaken(ReproError):
-    """Another program took the port between the moment it was found free and the server's start."""
+class ServerDied(ReproError):
+    """The server has ended by itself."""
 
-    def __init__(self, port: int, last: str) -> None:
-        super().__init__(
-            f"The server could not listen on port {port} of {HOST}, since another program took it.{last}",
-            "The port was free a moment before; another program was faster.",
-            "Run the same command again; another port is then chosen.",
-            Exit.TRIAL,
-        )
+
+class PortTaken(ServerDied):
+    """Another program took the port between the moment it was found free and the server's start."""
 
 
 @contextmanager
@@ -243,6 +242,7 @@ def running_server(
     )
     keeper = subprocess.Popen(
         [sys.executable, "-m", "specprefill_repro.engines.keeper"],
+        bufsize=0,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         start_new_session=True,

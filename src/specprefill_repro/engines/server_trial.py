@@ -14,7 +14,15 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from specprefill_repro.engines.chat import ChatAnswer, ask
-from specprefill_repro.engines.server import Limits, PortTaken, Server, free_port, running_server, server_environment
+from specprefill_repro.engines.server import (
+    Limits,
+    PortTaken,
+    Server,
+    ServerDied,
+    free_port,
+    running_server,
+    server_environment,
+)
 from specprefill_repro.engines.server_evidence import LogClaims, outcome
 from specprefill_repro.engines.server_log import cleaned, keep_log
 from specprefill_repro.errors import ReproError
@@ -23,6 +31,8 @@ from specprefill_repro.trials.job import Job, Measurement
 from specprefill_repro.trials.machine import machine_facts, machine_state
 from specprefill_repro.trials.schema import ServerEvidence
 
+SHOWN = 10_000
+"""Characters of a failed trial's log that are shown, of its beginning and of its end."""
 STARTS = 3
 """Tries to start a server whose port another program takes meanwhile."""
 
@@ -123,10 +133,15 @@ def _measure(dialect: Dialect, job: Job, lease: int | None, limits: Limits) -> M
             try:
                 return _trial(dialect, job, limits, start, server, spawned_at, private)
             except ReproError as error:
-                server.stop()
-                print(cleaned(server.log(), private)[-20_000:], file=sys.stderr)
+                end = server.stop()
+                told = cleaned(server.log(), private)
+                print(told if len(told) < 2 * SHOWN else f"{told[:SHOWN]}\n[...]\n{told[-SHOWN:]}", file=sys.stderr)
+                if end.too_much and not isinstance(error, ServerDied):
+                    error = server.died("while it answered")
+                elif not end.asked and not isinstance(error, ServerDied):
+                    error.what += f" The server had ended {end.how}."
                 error.what = cleaned(error.what, private)
-                raise
+                raise error
 
 
 def _trial(

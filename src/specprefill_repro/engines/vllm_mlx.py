@@ -11,14 +11,8 @@ from typing import Any
 
 from specprefill_repro.engines.chat import ChatAnswer
 from specprefill_repro.engines.environments import install_environment, require_lock
-from specprefill_repro.engines.known_faults import (
-    read_config,
-    refuse_other_tokenizer,
-    refuse_traditional,
-    unmapped_positions,
-    version_key,
-    window_kept_besides,
-)
+from specprefill_repro.engines.history import EngineHistory, load_history, release_key
+from specprefill_repro.engines.known_faults import faults_fingerprint, known_faults
 from specprefill_repro.engines.server import HOST, Server
 from specprefill_repro.engines.server_evidence import CHUNK, LogClaims, Scored, kept_bounds
 from specprefill_repro.engines.server_log import cleaned
@@ -48,6 +42,7 @@ SILENT = re.compile(r".*OUTPUT INACTIVITY TIMEOUT.*")
 @dataclass(frozen=True)
 class VllmMlx:
     project: Project
+    history: EngineHistory
     version: str
     threshold: int
     timed_tokens: int | None = 2
@@ -68,6 +63,7 @@ class VllmMlx:
         return {
             "engine environment": sha256_file(lock),
             "engine settings": content_id([self.version, self.threshold]),
+            "engine faults": faults_fingerprint(self.history, KIND, self.version),
         }
 
     def measure(self, job: Job, lease: int | None) -> Measurement:
@@ -77,10 +73,6 @@ class VllmMlx:
         # Installed by the study's own rule before; this only checks that it is still there.
         versions = install_environment(self.project, KIND, self.environment).versions
         environment = self.project.engine_environment(self.environment)
-        folders = {"target": job.target_folder, **({"draft": job.draft_folder} if job.draft_folder else {})}
-        if job.draft_folder:
-            refuse_traditional(KIND, folders)
-            refuse_other_tokenizer(KIND, folders)
         preload, blas = preloaded_blas(folder)
         model = f"target-{new_secret()}"
         options = self._options(job)
@@ -147,23 +139,18 @@ class VllmMlx:
             keep=int(armed[2]) / 100 if armed else None,
             scored=scored,
             failures=tuple(failures),
-            reasons=tuple(self._reasons(job, loaded, armed is not None)),
+            reasons=tuple(self._reasons(job, loaded)),
             lines=tuple(line.strip() for line in (started + request).splitlines() if _decides(line)),
         )
 
-    def _reasons(self, job: Job, loaded: re.Match[str] | None, armed: bool) -> Iterable[str]:
+    def _reasons(self, job: Job, loaded: re.Match[str] | None) -> Iterable[str]:
         if loaded is None:
             yield "the log does not say that the engine for one request at a time was loaded"
         elif loaded[0].startswith("Batched"):
             yield "the server batches requests, and then ignores SpecPrefill for text"
         elif loaded[1] == "True":
             yield "the server took the target for a model of images, whose route ignores SpecPrefill"
-        if not armed:
-            return
-        target = read_config(job.target_folder)
-        for reason in (unmapped_positions(self.version, target), window_kept_besides(self.version, target)):
-            if reason is not None:
-                yield reason
+        yield from known_faults(self.history, KIND, self.version, job)
 
     def cached_tokens(self, answer: ChatAnswer) -> int | None:
         # The engine for one request at a time keeps nothing of a message without a system prompt.
@@ -171,7 +158,7 @@ class VllmMlx:
 
     def kept_bounds(self, job: Job) -> tuple[int, int] | None:
         low, high = kept_bounds(len(job.ids), job.arm.keep)
-        if version_key(self.version) < (0, 3, 0):
+        if release_key(self.version) < release_key("0.3.0"):
             return low, high
         # From 0.3.0 on chunks are added until at least keep * total tokens are kept.
         return low, min(len(job.ids), high + CHUNK)
@@ -190,6 +177,6 @@ def engine(project: Project, settings: VllmMlxEngine) -> VllmMlx:
     Raises:
         ReproError: there is no lock file for that version.
     """
-    found = VllmMlx(project, settings.version, settings.threshold)
+    found = VllmMlx(project, load_history(project.config), settings.version, settings.threshold)
     require_lock(project, KIND, found.environment)
     return found
