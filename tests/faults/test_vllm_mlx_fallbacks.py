@@ -130,10 +130,10 @@ def test_row_13_a_stream_that_the_server_gave_up_is_no_answer(job, capfd):
     assert "OUTPUT INACTIVITY TIMEOUT" in capfd.readouterr().err
 
 
-def test_row_24_two_tokenizers_make_no_sparse_trial(models, tmp_path):
+def test_row_24_two_tokenizers_are_refused_before_anything_runs(models, tmp_path):
     draft = write_model(tmp_path / "draft", corpus=CORPUS[::-1])
-    seen = measured(stand_in("0.2.9"), make_job(tmp_path, models[0], draft))
-    assert "different tokenizers" in seen.outcome
+    with pytest.raises(ReproError, match=r"different tokenizers: target .*, draft"):
+        measured(stand_in("0.2.9"), make_job(tmp_path, models[0], draft))
 
 
 def test_cached_tokens_are_no_sparse_trial(job, monkeypatch):

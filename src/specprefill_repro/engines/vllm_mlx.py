@@ -12,7 +12,7 @@ from typing import Any
 from specprefill_repro.engines.chat import ChatAnswer
 from specprefill_repro.engines.environments import install_environment, require_lock
 from specprefill_repro.engines.history import EngineHistory, load_history, release_key
-from specprefill_repro.engines.known_faults import faults_fingerprint, known_faults
+from specprefill_repro.engines.known_faults import faults_fingerprint, known_faults, refuse_other_tokenizer
 from specprefill_repro.engines.server import HOST, Server
 from specprefill_repro.engines.server_evidence import CHUNK, LogClaims, Scored, kept_bounds
 from specprefill_repro.engines.server_log import cleaned
@@ -70,6 +70,8 @@ class VllmMlx:
         return measure_on_server(self, job, lease)
 
     def prepare(self, job: Job, folder: Path, port: int) -> Start:
+        if job.draft_folder:
+            refuse_other_tokenizer(KIND, {"target": job.target_folder, "draft": job.draft_folder})
         # Installed by the study's own rule before; this only checks that it is still there.
         versions = install_environment(self.project, KIND, self.environment).versions
         environment = self.project.engine_environment(self.environment)
@@ -158,9 +160,9 @@ class VllmMlx:
 
     def kept_bounds(self, job: Job) -> tuple[int, int] | None:
         low, high = kept_bounds(len(job.ids), job.arm.keep)
-        if release_key(self.version) < release_key("0.3.0"):
+        if release_key(self.version) < release_key("0.4.0"):
             return low, high
-        # From 0.3.0 on chunks are added until at least keep * total tokens are kept.
+        # From 0.4.0 on chunks are added until at least keep * total tokens are kept.
         return low, min(len(job.ids), high + CHUNK)
 
     def server_seconds(self, answer: ChatAnswer, claims: LogClaims) -> dict[str, float]:
