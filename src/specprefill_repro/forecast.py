@@ -102,10 +102,10 @@ def _cell(study: Study, cell: Cell, costs: Mapping[str, ModelCost]) -> CellForec
     if cell.treatment is Treatment.PLACEBO:
         return CellForecast(cell, dense, dense, None, None, None)
     selection = cell.treated.selection or study.selection
-    random = cell.treated.kind is ArmKind.RANDOM
-    if target is None or (draft is None and not random):
+    drafted = cell.treated.kind is ArmKind.SPECULATIVE
+    if target is None or (draft is None and drafted):
         return CellForecast(cell, dense, None, None, None, None)
-    used = None if random else draft
+    used = draft if drafted else None
     longest = max(cell.length, cost_model.REACH * max(LENGTHS))
     return CellForecast(
         cell,

@@ -74,6 +74,22 @@ def test_phases_add_up_and_the_evidence_is_complete(job, kind):
     assert (evidence.selection_seed is not None) == (kind is ArmKind.RANDOM)
 
 
+@pytest.mark.parametrize("preset", ["liu2025", "green2026", "omlx", "ours"])
+def test_a_trial_of_a_preset_runs_what_its_rule_says(job, preset):
+    rule = Selection(preset=preset)
+    measured = run_worker(job(arm=Arm(kind=ArmKind.SPECULATIVE, keep=0.2, selection=rule)))
+    evidence = measured.evidence
+    assert measured.outcome in ("sparse", "dense")
+    assert evidence.tokens_kept == (TOKENS if preset == "omlx" else len(ids_of(evidence.kept_ranges))) <= TOKENS
+    assert (evidence.selection_seed is not None) == (rule.temperature > 0)
+    if not rule.stop_at_end:
+        assert len(evidence.look_ahead_tokens) == rule.look_ahead
+
+
+def ids_of(ranges):
+    return [position for start, stop in ranges for position in range(start, stop)]
+
+
 def test_the_same_job_gives_the_same_evidence_in_another_process(job):
     first, second = run_worker(job()), run_worker(job())
     assert first.evidence == second.evidence

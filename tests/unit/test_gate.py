@@ -18,7 +18,7 @@ from specprefill_repro.gate.checks import CHECKS, run_checks
 from specprefill_repro.gate.pair import identity, load_pair
 from specprefill_repro.gate.pitfalls import PITFALLS
 from specprefill_repro.models.schema import LocalSource, Manifest
-from specprefill_repro.prefill import chunked, dense, look_ahead, positions, selection, sparse, speculative
+from specprefill_repro.prefill import chunked, dense, look_ahead, positions, sampling, selection, sparse, speculative
 from specprefill_repro.study.schema import Selection
 from tiny_model import write_tiny_model
 
@@ -179,7 +179,7 @@ def unseeded_sampling(pair, monkeypatch):
     def sampled(logits):
         return coin.choice(mx.argsort(logits)[-200:].tolist())
 
-    monkeypatch.setattr(look_ahead, "most_likely", sampled)
+    monkeypatch.setattr(sampling, "most_likely", sampled)
 
 
 @fault(19, named_by={"last-token-kept", "settings-in-effect", "keep-1-equals-dense"})

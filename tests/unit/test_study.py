@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 
 import pytest
 import yaml
@@ -12,7 +13,7 @@ from specprefill_repro.errors import ReproError
 from specprefill_repro.project import Project
 from specprefill_repro.study.load import load_study
 from specprefill_repro.study.plan import block_trials, plan_cells, prompts_needed
-from specprefill_repro.study.schema import Study
+from specprefill_repro.study.schema import Selection, Study
 
 STUDY = {
     "name": "small",
@@ -94,6 +95,11 @@ def edited(path, value):
         (("colour",), "red", "colour"),
         (("title",), ..., "title"),
         (("selection",), {"pool": 12}, "pool"),
+        (("selection",), "theirs", "theirs"),
+        (("selection",), {"preset": "theirs"}, "theirs"),
+        (("selection",), {"preset": "ours", "colour": 1}, "colour"),
+        (("comparisons", 1, "selection"), "ours", "placebo"),
+        (("comparisons",), [STUDY["comparisons"][0] | {"selection": "ours"}] * 2, "twice with ours"),
     ],
 )
 def test_bad_values_are_refused_with_their_place(load, path, value, named):
@@ -140,3 +146,41 @@ def test_the_coin_of_the_first_arm_is_fair_and_seeded(load):
     first = [block_trials(7, cell, index)[0].treated for index in range(400)]
     assert first == [block_trials(7, cell, index)[0].treated for index in range(400)]
     assert 150 < sum(first) < 250
+
+
+def test_a_study_names_a_rule_and_a_comparison_its_own(load):
+    first, placebo = STUDY["comparisons"]
+    first = first | {"lengths": [512], "keep": [0.2]}
+    control = first | {"treatment": "uniform"}
+    study = load(
+        STUDY
+        | {
+            "selection": {"preset": "liu2025", "chunk": 16},
+            "comparisons": [first, first | {"selection": "omlx"}, control | {"selection": {"tail": 8}}, placebo],
+        }
+    )
+    cells = plan_cells(study)
+    assert [cell.id for cell in cells] == [
+        "pair-512-speculative-keep0.2",
+        "pair-512-speculative-omlx-keep0.2",
+        "pair-512-uniform-default-tail-8-keep0.2",
+        "pair-512-placebo",
+    ]
+    assert [cell.rule for cell in cells] == ["liu2025, chunk 16", "omlx", "default, tail 8", None]
+    rules = [cell.treated.selection for cell in cells[:3]]
+    assert [(rule.chunk, rule.tail, rule.temperature) for rule in rules] == [(16, 0, 0), (32, 512, 0.6), (32, 8, 0)]
+
+
+def test_a_rule_reads_back_as_it_was_even_when_its_name_means_something_else_by_then():
+    rule = Selection(preset="omlx", tail=100)
+    again = Selection.model_validate_json(rule.model_dump_json())
+    assert again == rule and again.tail == 100
+
+
+def test_cells_of_rules_with_many_changes_keep_short_and_different_names(load):
+    long = {"look_ahead": 3, "prompt_query": False, "temperature": 0.5, "top_p": 0.5, "pool": 5, "chunk": 8, "head": 1}
+    first = STUDY["comparisons"][0] | {"lengths": [512], "keep": [0.2]}
+    rules = [long, long | {"tail": 3}]
+    cells = plan_cells(load(STUDY | {"comparisons": [first | {"selection": rule} for rule in rules]}))
+    assert len({cell.id for cell in cells}) == 2
+    assert all(len(cell.id) < 120 and re.fullmatch(r"[a-z0-9._-]+", cell.id) for cell in cells)

@@ -117,6 +117,7 @@ def _cell(
         treatment=cell.treatment,
         length=cell.length,
         nominal_keep=cell.keep,
+        rule=cell.rule,
         actual_keep=None if kept is None else kept / cell.length,
         pairs=pairs,
         degrees=degrees,
@@ -147,7 +148,7 @@ def _cell(
 def _bound(cell: Cell, target: Mapping[int, DenseTimes], draft: Mapping[int, DenseTimes]) -> float | None:
     if cell.treatment is Treatment.PLACEBO or cell.length not in target:
         return None
-    if cell.treatment is Treatment.RANDOM:
+    if cell.treatment is not Treatment.SPECULATIVE:
         return bound(model_cost(target).prefill, None, cell.length, cell.keep)
     if cell.length not in draft:
         return None

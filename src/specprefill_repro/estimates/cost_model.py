@@ -2,9 +2,10 @@
 
     T(N) = a*N + b*N^2                           a dense prefill of N tokens, up to the first token
     dense(L)   = T_target(L)
-    treated(L) = T_draft(L) + (look_ahead - 1) * step_draft + T_target(kept)
+    treated(L) = T_draft(L) + (passes - 1) * step_draft + T_target(kept)
 
-kept is what the selection rule leaves of L tokens: head, tail, and the chunks of the budget. *Bound* leaves out all
+passes is the number of look-ahead passes, the last prompt token's included; kept is what the selection rule leaves of L
+tokens: head, tail, and the chunks of the budget. *Bound* leaves out all
 that an implementation could in principle do better: look-ahead, and the tokens of head and tail,
 
     bound(L) = T_target(L) / (T_draft(L) + T_target(keep * L))
@@ -50,13 +51,16 @@ def model_cost(times: Mapping[int, DenseTimes]) -> ModelCost:
 
 def kept_tokens(length: int, keep: float, rule: Selection) -> int:
     """How many tokens of a prompt the selection rule leaves; a last, shorter chunk is counted as a whole one."""
+    if rule.tail_in_budget:
+        chunks = -(-max(0, length - rule.head) // rule.chunk)
+        return min(length, rule.head + max(budget(chunks, keep), -(-rule.tail // rule.chunk)) * rule.chunk)
     middle = max(0, length - rule.head - rule.tail)
     return min(length, length - middle + budget(-(-middle // rule.chunk), keep) * rule.chunk)
 
 
 def treated_seconds(target: ModelCost, draft: ModelCost | None, length: int, keep: float, rule: Selection) -> float:
     """Predicted seconds to the first token of a treated arm; without a draft, of a random selection."""
-    scoring = 0.0 if draft is None else draft.dense(length) + (rule.look_ahead - 1) * draft.step
+    scoring = 0.0 if draft is None else draft.dense(length) + (rule.passes - 1) * draft.step
     return scoring + target.dense(kept_tokens(length, keep, rule))
 
 

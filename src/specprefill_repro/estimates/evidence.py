@@ -68,7 +68,7 @@ def _server_computation(record: TrialRecord, evidence: ServerEvidence) -> Iterat
 
 def _own_computation(record: TrialRecord, evidence: Evidence) -> Iterator[str]:
     total = record.prompt.tokens
-    sparse_arm = record.requested.kind in (ArmKind.SPECULATIVE, ArmKind.RANDOM)
+    sparse_arm = record.requested.kind is not ArmKind.DENSE
     if evidence.cache_tokens_before != 0:
         yield f"{evidence.cache_tokens_before} tokens were in the KV cache when the clock started"
     if evidence.draft_cache_tokens_before not in (None, 0):
@@ -112,7 +112,8 @@ def _kept_positions(record: TrialRecord, evidence: Evidence) -> Iterator[str]:
             yield "the positions that the target's rotary embedding saw were not recorded"
     elif evidence.rotary_positions_sha256 != digest:
         yield "the target's rotary embedding saw other positions than the kept ones"
-    if ends[-1] != total:
+    rule = record.requested.selection
+    if ends[-1] != total and (rule is None or rule.tail > 0):
         yield "the last prompt token was not kept"
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from specprefill_repro.errors import Exit, ReproError
 from specprefill_repro.estimates.evidence import evidence_problems, pair_problems
@@ -114,6 +115,8 @@ def pair_estimates(counted: Sequence[Twins], divergence: Divergence) -> tuple[Pa
             same_first_token=_same_first_token(twins),
             kl_nats=divergence(twins.dense, twins.treated),
             outlier=outlier,
+            depth=twins.dense.prompt.depth,
+            **_what_was_read(twins.treated),
         )
         for twins, ratio, outlier in zip(counted, ratios, outliers(ratios), strict=True)
     )
@@ -124,6 +127,14 @@ def _same_first_token(twins: Twins) -> bool | None:
     if not isinstance(here, Evidence) or not isinstance(there, Evidence):
         return None
     return here.first_token == there.first_token
+
+
+def _what_was_read(treated: TrialRecord) -> dict[str, Any]:
+    evidence = treated.evidence
+    if not isinstance(evidence, Evidence):
+        return {}
+    last = any(end == treated.prompt.tokens for _, end in evidence.kept_ranges)
+    return {"needle_kept": evidence.needle_kept, "last_token_kept": last}
 
 
 def divergence_of(log_probabilities: LogProbabilities) -> Divergence:

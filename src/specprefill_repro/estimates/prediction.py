@@ -1,6 +1,6 @@
 """The speed-up that a cell's parts predict, each part measured without the arm that is predicted.
 
-    predicted = T_target(L) / (T_draft(L) + (look_ahead - 1) * step_draft + T_target(kept))
+    predicted = T_target(L) / (T_draft(L) + (passes - 1) * step_draft + T_target(kept))
 
 T_target(L): the target's median dense seconds at the cell's length. T_draft(L): the draft's own median dense seconds at
 that length, known when the study also measures the draft as a target (as a pair `self` does); without it there is no
@@ -104,7 +104,7 @@ def predicted_speedup(
         draft = times.get(pair.draft, {}).get(cell.length)
         if draft is None:
             return None
-        spent += draft.total + (cell.treated.selection.look_ahead - 1) * draft.step
+        spent += draft.total + (cell.treated.selection.passes - 1) * draft.step
     return target[cell.length].total / spent
 
 

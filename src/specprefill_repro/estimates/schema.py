@@ -57,6 +57,12 @@ class PairEstimate(Frozen):
     """KL(dense || treated) of the first token's distribution; None on a server."""
     outlier: bool
     """Modified z-score above 3.5; flagged, never dropped."""
+    depth: Number | None = None
+    """Where the answer stands in the prompt: 0 first, 1 last."""
+    needle_kept: Number | None = None
+    """Share of the answer's tokens that the treated arm read."""
+    last_token_kept: bool | None = None
+    """Whether the treated arm read the last prompt token; a rule may drop it, and a server does not tell."""
 
 
 class Decoding(Frozen):
@@ -83,6 +89,8 @@ class CellEstimate(Frozen):
     treatment: Treatment
     length: int
     nominal_keep: float
+    rule: str | None = None
+    """Label of the selection rule; None where the study leaves it at one that has no name."""
     actual_keep: Number | None
     """Mean share of prompt tokens that the target read; None without records."""
     pairs: tuple[PairEstimate, ...]

@@ -109,7 +109,8 @@ def load_pair(
         draft_end_tokens=end_tokens(draft_config),
         ids=ids,
         kept=(*range(8), *middle, *range(PROMPT_TOKENS - 8, PROMPT_TOKENS)),
-        selection=selection.model_copy(update={"head": 8, "tail": 8, "chunk": 16}),
+        # Whatever the rule, the prompt's ends are kept and windows count positions: it is what the checks are about.
+        selection=Selection(look_ahead=selection.look_ahead, pool=selection.pool, head=8, tail=8, chunk=16),
     )
     pair.parts.update(identity(pair))
     return pair

@@ -1,4 +1,4 @@
-"""What every arm gets, and what it gives back. The arms are the modules dense, speculative and random_selection."""
+"""What every arm gets, and what it gives back. Arms: dense, speculative, and the *_selection controls."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -67,8 +67,11 @@ def look_ahead(
     queries: int,
     end_tokens: frozenset[int],
     prompt_read: Callable[[], None] = lambda: None,
+    *,
+    prompt_query: bool = True,
+    choose: Callable[[mx.array], int] = most_likely,
 ) -> tuple[list[Attention], list[int]]:
-    """Read the prompt, and then the tokens that the draft decodes greedily, until there are so many `queries`.
+    """Read the prompt, and then the tokens that the draft decodes, until there are so many `queries`.
 
     The first query is the last prompt token's, as in the paper's published code; it comes with the pass that reads the
     prompt's end. Each further one takes a pass. Decoding stops at an end token, as there. Nothing is computed above
@@ -79,17 +82,20 @@ def look_ahead(
         cache: an empty cache.
         step: tokens a pass, while the prompt is read.
         prompt_read: called when that is done.
+        prompt_query: False: the last prompt token's query does not count, as in the MLX ports; one more pass.
+        choose: logits (vocabulary,) -> the next token.
 
     Returns:
         One `Attention` for each layer that scores (see `scoring_layers`), with up to `queries` queries; and the decoded
-        tokens that were read (one fewer).
+        tokens that were read (one fewer, or as many without the last prompt token's query).
 
     Raises:
         ReproError: no layer of the draft sees the whole prompt.
     """
     found = structure(draft)
-    scoring = scoring_layers(found, len(ids) + queries - 1)
-    needed = cache if queries > 1 else _caches_up_to(found, scoring[-1], cache)
+    scoring = scoring_layers(found, len(ids) + queries - prompt_query)
+    only_scores = queries == 1 and prompt_query
+    needed = _caches_up_to(found, scoring[-1], cache) if only_scores else cache
     *before, (start, _) = passes(len(ids), step)
     for first, stop in before:
         draft(mx.array([list(ids[first:stop])]), cache=cache)
@@ -103,15 +109,16 @@ def look_ahead(
             logits = draft(mx.array([tokens]), cache=cache)[0, -1]
             if len(calls) != len(found.attention):
                 raise RuntimeError(f"{len(calls)} attention calls in a pass through {len(found.attention)} layers")
-            rows.append([calls[layer].queries for layer in scoring])
+            if decoded or prompt_query:
+                rows.append([calls[layer].queries for layer in scoring])
             more = len(rows) < queries
-            mx.eval(rows[-1], logits if more else [])
-            if len(rows) == 1:
+            mx.eval(rows[-1:], logits if more else [])
+            if not decoded:
                 prompt_read()
             if not more:
                 break
-            token = most_likely(logits)
-            if token in end_tokens:
+            token = choose(logits)
+            if token in end_tokens and rows:
                 break
             decoded.append(token)
             tokens = [token]

@@ -8,7 +8,7 @@ same dtype. (Every public MLX port writes the rotation again, and each got somet
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -47,13 +47,17 @@ class PositionedModel:
 
     Args:
         prompt_tokens: length of the whole prompt; the base of a dynamic NTK embedding depends on it.
+        windows: what sliding windows count: original positions, or kept tokens, as mlx_lm's caches and the ports do.
 
     Raises:
         ReproError: the model is not supported.
     """
 
-    def __init__(self, model: nn.Module, prompt_tokens: int) -> None:
+    def __init__(
+        self, model: nn.Module, prompt_tokens: int, windows: Literal["positions", "kept"] = "positions"
+    ) -> None:
         self.model = model
+        self.windows = windows
         self.positions = Positions()
         self._structure = structure(model)
         self._modules = self._structure.rotary_modules
@@ -69,13 +73,20 @@ class PositionedModel:
             return self.model(tokens, cache=cache)
 
     def make_cache(self) -> list[Any]:
-        """An empty cache: the model's own, but for sliding windows, which count original positions here."""
+        """An empty cache: the model's own, but for sliding windows, which count original positions by default."""
         cache = new_cache(self.model)
         check_caches(self._structure, cache)
+        if self.windows == "kept":
+            return cache
         for layer in self._structure.attention:
             if layer.window is not None and layer.cache is not None:
                 cache[layer.cache] = WindowCache(layer.window, self.positions)
         return cache
+
+    @property
+    def largest_window(self) -> int | None:
+        """Of the sliding-window layers; None when there are none."""
+        return max((layer.window for layer in self._structure.attention if layer.window is not None), default=None)
 
     @contextmanager
     def _installed(self) -> Iterator[None]:

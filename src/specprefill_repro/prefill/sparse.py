@@ -16,13 +16,18 @@ from specprefill_repro.prefill.chunked import (
     tokens_read,
 )
 from specprefill_repro.prefill.positions import PositionedModel
+from specprefill_repro.prefill.selection import with_window_tail
+from specprefill_repro.study.schema import Selection
 
 
 @contextmanager
 def prefill_kept(
     models: Models, request: Request, kept: Sequence[int], marks: Sequence[tuple[str, float]]
 ) -> Iterator[Prefilled]:
-    """Prefill the target with the tokens at the `kept` positions (ascending; the last is the last prompt token's).
+    """Prefill the target with the tokens at the `kept` positions (ascending).
+
+    The first logits are those of the last kept token, which is the last prompt token's unless the arm's rule keeps no
+    tail.
 
     Generated tokens get the positions after the prompt's last. Between passes the target is as it was, so that
     several sequences may take turns on it.
@@ -30,8 +35,10 @@ def prefill_kept(
     Args:
         marks: phases that ended before this one began.
     """
+    rule = request.arm.selection or Selection()
+    model = PositionedModel(models.target, len(request.ids), windows=rule.windows)
+    kept = with_window_tail(kept, len(request.ids), model.largest_window, rule)
     ids = [request.ids[position] for position in kept]
-    model = PositionedModel(models.target, len(request.ids))
     cache = new_cache(model)
     cached_before = tokens_read(cache)
     with last_token_only(models.target):

@@ -7,6 +7,7 @@ from time import perf_counter
 from specprefill_repro.prefill.arms import Models, Prefilled, Request
 from specprefill_repro.prefill.chunked import new_cache, tokens_read
 from specprefill_repro.prefill.look_ahead import look_ahead
+from specprefill_repro.prefill.sampling import chooser
 from specprefill_repro.prefill.scoring import token_scores
 from specprefill_repro.prefill.selection import best_chunks
 from specprefill_repro.prefill.sparse import prefill_kept
@@ -27,8 +28,10 @@ def prefill(models: Models, request: Request) -> Iterator[Prefilled]:
         draft_cache,
         request.step,
         rule.look_ahead,
-        models.draft_end_tokens,
+        models.draft_end_tokens if rule.stop_at_end else frozenset(),
         prompt_read=lambda: marks.append(("draft_prefill", perf_counter())),
+        prompt_query=rule.prompt_query,
+        choose=chooser(rule.temperature, rule.top_p, request.seed),
     )
     marks.append(("look_ahead", perf_counter()))
     scores = token_scores(layers, rule.pool)
@@ -41,4 +44,5 @@ def prefill(models: Models, request: Request) -> Iterator[Prefilled]:
         prefilled.draft_cache_tokens_before = cached_before
         prefilled.tokens_scored = int(scores.shape[0])
         prefilled.look_ahead_tokens = decoded
+        prefilled.selection_seed = request.seed if rule.temperature > 0 else None
         yield prefilled

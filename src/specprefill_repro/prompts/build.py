@@ -63,7 +63,7 @@ def check_context(study: Study, length: int, target: Manifest, draft: Manifest) 
     """
     wanted = (
         (target, study.prompts.answer_tokens, "answer tokens"),
-        (draft, study.selection.look_ahead, "look-ahead tokens"),
+        (draft, max(rule.passes for rule in study.selections), "look-ahead tokens"),
     )
     for model, extra, what in wanted:
         if length + extra > model.context:

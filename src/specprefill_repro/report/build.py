@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from specprefill_repro.estimates.decoding import ENOUGH_TOKENS
 from specprefill_repro.files import content_id
-from specprefill_repro.report import figures, numbers, rows
+from specprefill_repro.report import figures, numbers, rows, rules
 from specprefill_repro.report.answer import answer, failed_controls, margin
 from specprefill_repro.report.data import LISTED_TRIALS, ReportData, embedded
 from specprefill_repro.trials.schema import PHASES
@@ -77,6 +77,8 @@ def _context(data: ReportData) -> dict[str, Any]:
         "phase_names": figures.PHASE_NAMES,
         "phase_keys": PHASES,
         "quality": figures.quality_figures(data),
+        "rule_tables": rules.rule_tables(data),
+        "rule_sources": rules.rule_sources(data),
         "controls": figures.control_figures(data),
         "drift": figures.drift_figures(data),
         "detailed_claims": figures.DETAILED_CLAIMS,

@@ -8,7 +8,7 @@ from specprefill_repro.report import charts, numbers
 from specprefill_repro.report.answer import Role, role
 from specprefill_repro.report.charts import Bar, Point
 from specprefill_repro.report.data import ReportData
-from specprefill_repro.report.rows import cell_label, chart_label, dense_over_time
+from specprefill_repro.report.rows import cell_label, chart_label, dense_over_time, place_label
 from specprefill_repro.study.schema import Treatment
 from specprefill_repro.trials.schema import PHASES
 from specprefill_repro.verdicts.schema import ClaimKind, Verdict
@@ -50,6 +50,10 @@ def _point(cell: CellEstimate, label: str, series: str) -> Point:
         interval.high if interval else None,
         cell.predicted_speedup,
     )
+
+
+def _series(name: str, cell: CellEstimate) -> str:
+    return name if cell.rule is None else f"{name}, {cell.rule}"
 
 
 def speed_figures(data: ReportData) -> list[Figure]:
@@ -98,7 +102,7 @@ def speed_figures(data: ReportData) -> list[Figure]:
         if figures:
             read = "As above: the mean of each cell, its 95 % interval, and the prediction as an open diamond."
         by_length = [
-            _point(c, numbers.count(c.length), f"keep {numbers.keep(c.nominal_keep)}")
+            _point(c, numbers.count(c.length), _series(f"keep {numbers.keep(c.nominal_keep)}", c))
             for c in sorted(cells, key=lambda c: (c.length, c.nominal_keep))
         ]
         figures.append(
@@ -108,7 +112,7 @@ def speed_figures(data: ReportData) -> list[Figure]:
         )
         if len({cell.nominal_keep for cell in cells}) > 1:
             by_keep = [
-                _point(c, numbers.keep(c.nominal_keep), f"{numbers.count(c.length)} tokens")
+                _point(c, numbers.keep(c.nominal_keep), _series(f"{numbers.count(c.length)} tokens", c))
                 for c in sorted(cells, key=lambda c: (c.nominal_keep, c.length))
             ]
             read = "The same cells, keep rate by keep rate: further to the right the target reads more of the prompt."
@@ -235,12 +239,12 @@ def quality_figures(data: ReportData) -> list[Figure]:
 
 
 def _selection(cell: CellEstimate) -> str:
-    return "random" if cell.treatment is Treatment.RANDOM else "scored"
+    return cell.rule or "scored" if cell.treatment is Treatment.SPECULATIVE else cell.treatment.value
 
 
 def _row_label(cell: CellEstimate) -> str:
-    """Scored and random selection share a row."""
-    return chart_label(cell).replace(", random ", ", keep ")
+    """Scored and other selections share a row."""
+    return place_label(cell, f"keep {numbers.keep(cell.nominal_keep)}")
 
 
 def _kept_point(cell: CellEstimate) -> Point:
@@ -288,7 +292,7 @@ def control_figures(data: ReportData) -> list[Figure]:
 
 def _control_name(data: ReportData, cell: CellEstimate) -> str:
     if cell.treatment is not Treatment.SPECULATIVE:
-        return {Treatment.PLACEBO: "placebo: dense against dense", Treatment.RANDOM: "random selection"}[cell.treatment]
+        return "placebo: dense against dense" if cell.treatment is Treatment.PLACEBO else f"{cell.treatment} selection"
     kind = role(data, cell.pair)
     return "" if kind is Role.NATURAL else f"{kind}"
 

@@ -50,11 +50,16 @@ def cell_label(cell: CellEstimate) -> str:
 
 def chart_label(cell: CellEstimate) -> str:
     """The same, short enough for an axis."""
-    where = " ".join([cell.pair, *_engine(cell), numbers.count(cell.length)])
     if cell.treatment is Treatment.PLACEBO:
-        return f"{where}, placebo"
-    kind = "random" if cell.treatment is Treatment.RANDOM else "keep"
-    return f"{where}, {kind} {numbers.keep(cell.nominal_keep)}"
+        return place_label(cell, "placebo")
+    kind = cell.rule or "keep" if cell.treatment is Treatment.SPECULATIVE else cell.treatment.value
+    return place_label(cell, f"{kind} {numbers.keep(cell.nominal_keep)}")
+
+
+def place_label(cell: CellEstimate, what: str) -> str:
+    """Such as `main 1,024, keep 0.2`, with the engine where it is not this package's own."""
+    where = " ".join([cell.pair, *_engine(cell), numbers.count(cell.length)])
+    return f"{where}, {what}"
 
 
 def _engine(cell: CellEstimate) -> list[str]:
@@ -62,7 +67,8 @@ def _engine(cell: CellEstimate) -> list[str]:
 
 
 def _control(cell: CellEstimate) -> list[str]:
-    return ["random"] if cell.treatment is Treatment.RANDOM else []
+    rule = [] if cell.rule is None else [cell.rule]
+    return rule if cell.treatment is Treatment.SPECULATIVE else [cell.treatment.value, *rule]
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,16 @@
 """What a study will run: its cells, and the four trials of each block. No file is read here."""
 
 import random
+import re
 from enum import StrEnum
 
+from specprefill_repro.files import content_id
 from specprefill_repro.schema import Frozen
 from specprefill_repro.study.schema import Comparison, Selection, Study, Treatment
 
 PROMPT_SET = 24
 """Prompts are made in multiples of this."""
+LONGEST_SLUG = 60
 
 
 class ArmKind(StrEnum):
@@ -16,6 +19,8 @@ class ArmKind(StrEnum):
     DENSE = "dense"
     SPECULATIVE = "speculative"
     RANDOM = "random"
+    HEAD_TAIL = "head-tail"
+    UNIFORM = "uniform"
 
 
 class Arm(Frozen):
@@ -44,6 +49,8 @@ class Cell(Frozen):
     """That run when the machine is noisy; equal to `blocks` where the number is fixed."""
     baseline: Arm
     treated: Arm
+    rule: str | None = None
+    """Label of the treated arm's selection rule, where it is named or the comparison's own."""
 
 
 class PlannedTrial(Frozen):
@@ -66,17 +73,16 @@ def plan_cells(study: Study) -> list[Cell]:
 
 
 def _cell(study: Study, comparison: Comparison, length: int, keep: float) -> Cell:
-    kinds = {
-        Treatment.SPECULATIVE: ArmKind.SPECULATIVE,
-        Treatment.RANDOM: ArmKind.RANDOM,
-        Treatment.PLACEBO: ArmKind.DENSE,
-    }
-    kind = kinds[comparison.treatment]
+    placebo = comparison.treatment is Treatment.PLACEBO
+    kind = ArmKind.DENSE if placebo else ArmKind(comparison.treatment)
     engine = comparison.engine or study.engine
-    selection = None if study.runs_on_server(engine) else study.selection
-    treated = Arm(kind=kind) if kind is ArmKind.DENSE else Arm(kind=kind, keep=keep, selection=selection)
-    suffix = "" if comparison.treatment is Treatment.PLACEBO else f"-keep{keep:g}"
+    own = comparison.selection
+    selection = None if study.runs_on_server(engine) else own or study.selection
+    treated = Arm(kind=kind) if placebo else Arm(kind=kind, keep=keep, selection=selection)
+    slug = "" if own is None else f"-{_slug(own)}"
+    suffix = "" if placebo else f"{slug}-keep{keep:g}"
     suffix += "" if engine == study.engine else f"-on-{engine}"
+    named = treated.selection if own or study.selection.preset else None
     return Cell(
         id=f"{comparison.pair}-{length}-{comparison.treatment}{suffix}",
         pair=comparison.pair,
@@ -88,7 +94,14 @@ def _cell(study: Study, comparison: Comparison, length: int, keep: float) -> Cel
         most_blocks=comparison.most_blocks or comparison.blocks,
         baseline=Arm(kind=ArmKind.DENSE),
         treated=treated,
+        rule=None if named is None else named.label,
     )
+
+
+def _slug(selection: Selection) -> str:
+    """A rule's label as a part of a file name, such as `ours-chunk-16`."""
+    slug = re.sub(r"[^a-z0-9.]+", "-", selection.label.lower()).strip("-")
+    return slug if len(slug) <= LONGEST_SLUG else f"{slug[:LONGEST_SLUG]}-{content_id(selection)[:8]}"
 
 
 def block_trials(seed: int, cell: Cell, block: int) -> tuple[PlannedTrial, ...]:

@@ -1,12 +1,13 @@
 """The study file. `config/README.md` explains every key to the person who writes one."""
 
 from enum import StrEnum
-from typing import Annotated, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from specprefill_repro.schema import Frozen
 from specprefill_repro.study.engines import IN_PROCESS, EngineSettings, MlxLmEngine
+from specprefill_repro.study.presets import PRESETS, PresetName
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,79}$")]
 KeepRate = Annotated[float, Field(gt=0, le=1)]
@@ -18,6 +19,10 @@ class Treatment(StrEnum):
     SPECULATIVE = "speculative"
     RANDOM = "random"
     """Control: the same keep rate, chunks chosen by a seeded coin."""
+    HEAD_TAIL = "head-tail"
+    """Control: the same keep rate, the chunks nearest to the prompt's beginning and end."""
+    UNIFORM = "uniform"
+    """Control: the same keep rate, evenly spaced chunks."""
     PLACEBO = "placebo"
     """Control: dense again. Whatever difference it shows is this machine's noise."""
 
@@ -50,24 +55,74 @@ class Prompts(Frozen):
 
 
 class Selection(Frozen):
-    """Parameters of the paper's algorithm (arXiv 2502.02789; defaults of its published code), and two of ours."""
+    """How prompt tokens are scored and chosen: a named rule (see presets.py), its parameters, or both.
 
+    Written as the name alone, or with fields that differ from the named rule's. The defaults are the parameters of the
+    paper's published code (arXiv 2502.02789), with head and tail kept outside the budget.
+    """
+
+    preset: PresetName | None = None
+    """Whose parameters hold where none is given; kept as a label."""
     look_ahead: int = Field(default=8, ge=1, le=64)
-    """Queries whose attention scores the prompt: the last prompt token's and those of the tokens decoded after it."""
+    """Queries whose attention scores the prompt."""
+    prompt_query: bool = True
+    """Whether the last prompt token's query is the first of them; the others are of tokens decoded after it."""
+    temperature: float = Field(default=0.0, ge=0, le=10)
+    """Of the decoded tokens; 0: the most likely one. Others are drawn from a seed, so that a trial can be repeated."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Drawn from the most likely tokens that hold this much probability."""
+    stop_at_end: bool = True
+    """Whether decoding stops at an end token, with fewer queries."""
     pool: int = Field(default=13, ge=1, le=255)
     """Width of the average pooling over prompt positions; odd."""
     chunk: int = Field(default=32, ge=1, le=1024)
     """Tokens that are kept or dropped together."""
     head: int = Field(default=32, ge=0)
     """First tokens, always kept, outside the budget."""
-    tail: int = Field(default=64, ge=1)
-    """Last tokens, always kept, outside the budget; the last prompt token is always among them."""
+    tail: int = Field(default=64, ge=0)
+    """Last tokens, always kept. With 0 even the last prompt token may be dropped; the first logits then come from the
+    last kept one."""
+    tail_in_budget: bool = False
+    """Whether the tail is the last ceil(tail / chunk) chunks and charged to the budget."""
+    windows: Literal["positions", "kept"] = "positions"
+    """What the sliding windows of a target count: original positions, or kept tokens, as mlx_lm's caches do."""
+    window_tail: Literal["no", "long-prompts", "always"] = "no"
+    """Whether a target with sliding windows also reads the last window of every prompt, or of longer ones."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _filled_from_preset(cls, given: Any) -> Any:
+        if isinstance(given, str):
+            given = {"preset": given}
+        name = given.get("preset") if isinstance(given, dict) else None
+        if name is None:
+            return given
+        if not isinstance(name, str) or name not in PRESETS:
+            raise ValueError(f"there is no selection rule {name!r}; there are: {', '.join(PRESETS)}")
+        return {**PRESETS[name].parameters, **given}
 
     @model_validator(mode="after")
     def _pool_is_odd(self) -> Self:
         if self.pool % 2 == 0:
             raise ValueError(f"pool must be odd, so that a window has a centre; got {self.pool}")
         return self
+
+    @property
+    def changed(self) -> dict[str, Any]:
+        """The parameters that differ from those of the named rule, or from the defaults where none is named."""
+        usual = Selection() if self.preset is None else Selection(preset=self.preset)
+        return {name: value for name, value in self.model_dump().items() if value != getattr(usual, name)}
+
+    @property
+    def label(self) -> str:
+        """Such as `ours`, `ours, chunk 16`, or `default, head 16`."""
+        changes = [f"{name.replace('_', '-')} {value}" for name, value in self.changed.items()]
+        return ", ".join([self.preset or "default", *changes])
+
+    @property
+    def passes(self) -> int:
+        """Passes of one token through the draft, the last prompt token's included, when no end token stops it."""
+        return self.look_ahead + (not self.prompt_query)
 
 
 class Comparison(Frozen):
@@ -86,6 +141,8 @@ class Comparison(Frozen):
     most_blocks: int | None = Field(default=None, ge=1, le=100)
     """A cell gets more blocks, up to this many, until its interval is narrow enough (docs/method.md); none: it never
     does."""
+    selection: Selection | None = None
+    """A rule of its own, in place of the study's."""
 
     @model_validator(mode="after")
     def _most_is_not_fewer(self) -> Self:
@@ -97,6 +154,8 @@ class Comparison(Frozen):
     def _keep_fits_treatment(self) -> Self:
         if self.treatment is Treatment.PLACEBO and self.keep:
             raise ValueError("a placebo keeps everything: leave `keep` out")
+        if self.treatment is Treatment.PLACEBO and self.selection is not None:
+            raise ValueError("a placebo selects nothing: leave `selection` out")
         if self.treatment is not Treatment.PLACEBO and not self.keep:
             raise ValueError(f"`keep` is missing: which keep rates should {self.treatment} be measured at?")
         return self
@@ -122,6 +181,12 @@ class Study(Frozen):
     claims: tuple[str, ...] = ()
     """Claim cards (config/claims) that the report judges or shows; a name or a pattern such as green-122b-2b-*."""
 
+    @property
+    def selections(self) -> tuple[Selection, ...]:
+        """The study's rule, and those that comparisons have of their own."""
+        own = [comparison.selection for comparison in self.comparisons if comparison.selection is not None]
+        return tuple(dict.fromkeys([self.selection, *own]))
+
     @model_validator(mode="after")
     def _pairs_are_known(self) -> Self:
         for comparison in self.comparisons:
@@ -136,10 +201,13 @@ class Study(Frozen):
             for length in comparison.lengths:
                 for keep in comparison.keep or (1.0,):
                     engine = comparison.engine or self.engine
-                    cell = (comparison.pair, engine, comparison.treatment, length, keep)
+                    rule = None if comparison.selection is None else comparison.selection.label
+                    cell = (comparison.pair, engine, comparison.treatment, length, keep, rule)
                     if cell in seen:
                         on = "" if engine == self.engine else f" on {engine}"
-                        raise ValueError(f"{comparison.pair} {comparison.treatment} {length} {keep:g}{on} stands twice")
+                        by = f" with {rule}" if rule else ""
+                        what = f"{comparison.pair} {comparison.treatment} {length} {keep:g}{on}"
+                        raise ValueError(f"{what} stands twice{by}")
                     seen.add(cell)
         return self
 
@@ -159,8 +227,10 @@ class Study(Frozen):
                     f"the engine {name!r} is a server, which takes chat messages only and can't begin its own reply: "
                     "set `begin_reply: false` under `prompts`"
                 )
-            if comparison.treatment is Treatment.RANDOM:
-                raise ValueError(f"the engine {name!r} is a server, and none can choose tokens at random")
+            if comparison.treatment not in (Treatment.SPECULATIVE, Treatment.PLACEBO):
+                raise ValueError(f"the engine {name!r} is a server, and none can choose tokens at random or by place")
+            if comparison.selection is not None:
+                raise ValueError(f"the engine {name!r} is a server with a rule of its own: leave `selection` out")
         return self
 
     def runs_on_server(self, engine: str) -> bool:

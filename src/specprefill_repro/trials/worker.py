@@ -28,6 +28,8 @@ ARM_MODULES = {
     ArmKind.DENSE: "specprefill_repro.prefill.dense",
     ArmKind.SPECULATIVE: "specprefill_repro.prefill.speculative",
     ArmKind.RANDOM: "specprefill_repro.prefill.random_selection",
+    ArmKind.HEAD_TAIL: "specprefill_repro.prefill.head_tail_selection",
+    ArmKind.UNIFORM: "specprefill_repro.prefill.uniform_selection",
 }
 
 
