@@ -152,7 +152,7 @@ def main() -> None:
     )
     print(
         f"A prompt of {of_long['tokens']:,} tokens: {of_long['scored']:,} scored, {of_long['kept']:,} kept, the "
-        f"last is number {of_long['last_kept']:,}; peak {of_long['peak_bytes'] / 1e6:.0f} MB (one square of the prompt: "
+        f"last is number {of_long['last_kept']:,}; peak {of_long['peak_bytes'] / 1e6:.0f} MB (a square of the prompt: "
         f"{of_long['square_bytes'] / 1e6:,.0f} MB), {of_long['seconds']:.0f} s."
     )
     write("memory", {"trials": of_trials, "scoring": of_scoring, "long": of_long})

@@ -79,7 +79,7 @@ PAIRS: dict[str, Callable[[], Models]] = {"demo": demo_pair, "synthetic": synthe
 
 
 def timed(work: Callable[[], Any]) -> tuple[dict[str, float], Any]:
-    """Seconds on the clock, of the process on a CPU, and of this thread on a CPU: Python, and none of the arithmetic."""
+    """Seconds on the clock, of the process on a CPU, and of this thread on a CPU: Python, and no arithmetic."""
     mx.clear_cache()
     clocks = {"seconds": time.perf_counter, "cpu": time.process_time, "thread": time.thread_time}
     start = {name: clock() for name, clock in clocks.items()}
