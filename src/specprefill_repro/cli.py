@@ -109,6 +109,31 @@ def calibrate(seed: Annotated[int, typer.Option(help="Of all scripted machines")
     write_results(calibrate(seed, lambda line: typer.echo(line, err=True)), method)
 
 
+@app.command("bisect")
+def bisect_command(
+    claim: Annotated[str, typer.Argument(help="Id of a card: what is tried at each commit")],
+    checkout: Annotated[Path, typer.Option(help="Git repository of the engine; it is only read")],
+    good: Annotated[str, typer.Option(help="A commit where SpecPrefill runs")],
+    bad: Annotated[str, typer.Option(help="A commit where it does not; older or newer than the good one")],
+    engine: Annotated[str, typer.Option(help="Kind of engine")] = "omlx",
+    python: Annotated[str | None, typer.Option(help="Interpreter with what the engine needs")] = None,
+    study: Annotated[str | None, typer.Option(help="Whose models and lengths; by default one with the claim")] = None,
+) -> None:
+    """Find the commit of a server engine where SpecPrefill starts or stops running, by the evidence of trials."""
+    from specprefill_repro.bisect.claim import bisect_claim, known_changes
+    from specprefill_repro.project import find_project
+
+    project = find_project()
+    found = bisect_claim(project, claim, engine, checkout, python, good, bad, study, typer.echo)
+    what = "starts" if found.starts else "stops"
+    if len(found.first) == 1:
+        typer.echo(f"SpecPrefill {what} running at {found.first[0]}.")
+    else:
+        typer.echo(f"SpecPrefill {what} running at one of: {', '.join(found.first)}; those between could not be tried.")
+    for change in known_changes(project, found):
+        typer.echo(f"Known ({change.date}): {change.sentence}")
+
+
 @claims.command("list")
 def list_claims(pattern: Annotated[str, typer.Argument(help="Only ids that fit, such as green-*")] = "*") -> None:
     """All claim cards, one a line."""

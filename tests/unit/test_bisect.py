@@ -1,12 +1,20 @@
 """The commit at which SpecPrefill starts or stops working, in real repositories whose truth is known."""
 
+import shutil
 import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
-from specprefill_repro.bisect import Found, bisect
+from specprefill_repro.bisect.claim import bisect_claim
+from specprefill_repro.bisect.walk import Found, bisect
 from specprefill_repro.errors import ReproError
+from specprefill_repro.project import Project
+from tiny_model import write_tiny_model
+
+STAND_IN = Path(__file__).resolve().parent.parent / "stand_in_server.py"
 
 IDENTITY = ["-c", "user.name=Somebody", "-c", "user.email=somebody@example.org", "-c", "commit.gpgsign=false"]
 
@@ -90,3 +98,95 @@ def test_an_unknown_commit_no_repository_and_two_branches_are_refused(tmp_path):
     git(tmp_path / "repo", "commit", "--quiet", "--allow-empty", "--message", "Side")
     with pytest.raises(ReproError, match="Neither of side and main is an ancestor"):
         bisect(tmp_path / "repo", "side", "main", trial)
+
+
+STUDY = """
+name: tiny
+title: Tiny
+question: Does it run?
+seed: 7
+pairs: {pair: {target: target, draft: draft}}
+prompts: {kinds: [number]}
+comparisons:
+  - {pair: pair, treatment: placebo, lengths: [400], blocks: 1}
+  - {pair: pair, treatment: speculative, lengths: [400], keep: [0.3, 0.5], blocks: 1}
+claims: [mine]
+"""
+CLAIM = """
+claims:
+  - id: mine
+    kind: expectation
+    statement: SpecPrefill runs.
+    source: this test
+    source_url: null
+    location: here
+    access: own
+    metric: speedup
+    value: null
+    unit: ratio
+    trials: null
+    spread: null
+    rule: shown
+    conditions: {pair: pair, treatment: speculative, keep: 0.5}
+"""
+MODELS = """
+models:
+  target: {source: {kind: local, path: weights/target}, license: none}
+  draft: {source: {kind: local, path: weights/draft}, license: none}
+"""
+
+
+@pytest.fixture
+def tiny_project(tmp_path: Path, real_project: Project) -> Project:
+    root = tmp_path / "project"
+    for name, content in (("studies/tiny", STUDY), ("claims/mine", CLAIM), ("models", MODELS)):
+        file = root / "config" / f"{name}.yaml"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(content)
+    for name in ("claims/contradictions.yaml", "engine_history.yaml"):
+        shutil.copy(real_project.config / name, root / "config" / name)
+    write_tiny_model(root / "weights" / "target", seed=1, layers=2)
+    write_tiny_model(root / "weights" / "draft", seed=2, layers=1)
+    return Project(root)
+
+
+def servers(folder: Path, faults: list[list[str]]) -> list[str]:
+    """A repository with a package `omlx`, whose command is the stand-in with the faults of each commit."""
+    (folder / "omlx").mkdir(parents=True)
+    git(folder, "init", "--quiet")
+    (folder / "omlx" / "__init__.py").touch()
+    (folder / "omlx" / "_version.py").write_text('__version__ = "0.3.9.dev1"\n')
+    commits = []
+    for number, of_commit in enumerate(faults):
+        command = [sys.executable, str(STAND_IN), "--as", "omlx==0.3.9.dev1"]
+        command += [part for fault in of_commit for part in ("--fault", fault)]
+        code = f"import os, sys\nos.execv({sys.executable!r}, {command!r} + sys.argv[1:])  # {number}\n"
+        (folder / "omlx" / "cli.py").write_text(code)
+        git(folder, "add", ".")
+        git(folder, "commit", "--quiet", "--message", f"Change {number}")
+        commits.append(git(folder, "rev-parse", "HEAD"))
+    return commits
+
+
+def test_real_servers_of_a_repository_are_walked_and_judged_by_their_logs(tmp_path, tiny_project, monkeypatch):
+    # The machine's lease lies there; whoever measures on this machine now is not waited for.
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    faults: list[list[str]] = [[], ["scoring-fails"], ["scoring-fails"]]
+    commits = servers(tmp_path / "their source", faults)
+    said: list[str] = []
+    found = bisect_claim(
+        tiny_project, "mine", "omlx", tmp_path / "their source", sys.executable, commits[0], "HEAD", say=said.append
+    )
+    assert found.first == (commits[1],) and not found.starts
+    assert "keep0.5" in said[0] and "target with draft, 400 tokens" in said[0]
+    outcomes = {tried.commit: tried.outcome for tried in found.tried}
+    assert outcomes[commits[0]] == "sparse"
+    assert outcomes[commits[1]].startswith("fallback: SpecPrefill scoring failed")
+
+
+def test_a_claim_that_no_cell_is_about_and_an_engine_without_commits_are_refused(tmp_path, tiny_project):
+    with pytest.raises(ReproError, match="engine 'vllm-mlx' can't be walked"):
+        bisect_claim(tiny_project, "mine", "vllm-mlx", tmp_path, None, "a", "b")
+    (tiny_project.config / "claims" / "mine.yaml").write_text(CLAIM.replace("keep: 0.5", "keep: 0.1"))
+    with pytest.raises(ReproError, match="No speculative cell of any study is what the claim mine is about"):
+        bisect_claim(tiny_project, "mine", "omlx", tmp_path, None, "a", "b")

@@ -1,4 +1,4 @@
-"""Which commit of a server engine made SpecPrefill start or stop working: `git bisect`, judged by the evidence.
+"""`git bisect` between two commits of a server engine, judged by the evidence of a trial at each.
 
 The commits are walked in a clone of their own that borrows the user's objects, so that the user's checkout, branches
 and work trees stay as they are.
