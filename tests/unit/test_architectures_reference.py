@@ -6,15 +6,17 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
+from mlx.utils import tree_flatten
 
 from specprefill_repro.prefill import dense, speculative
 from specprefill_repro.prefill.architectures import ARCHITECTURES, structure
 from specprefill_repro.prefill.arms import Models, Request
 from specprefill_repro.prefill.chunked import cached_tokens
+from specprefill_repro.prefill.loading import load_model
 from specprefill_repro.prefill.sparse import prefill_kept
 from specprefill_repro.study.plan import Arm, ArmKind
 from specprefill_repro.study.schema import Selection
-from tiny_architectures import DECODED, PROMPT, build, cases, expected, prompt
+from tiny_architectures import DECODED, PROMPT, build, cases, expected, prompt, write
 
 CASES = sorted(cases())
 # Of the range of the logits; float32 rounding of both sides.
@@ -99,6 +101,34 @@ def test_keep_1_equals_dense_and_the_draft_may_be_of_any_architecture(case):
         assert prefilled.tokens_scored == LENGTH
         assert cached_tokens(prefilled.cache) == {LENGTH + 4}
     assert difference(np.stack(found), np.stack(reference)) < 5e-6
+
+
+@pytest.mark.parametrize(("draft", "target"), list(zip(CASES, CASES[1:] + CASES[:1], strict=True)))
+def test_what_a_draft_keeps_does_not_depend_on_the_target_nor_how_the_target_reads_it_on_the_draft(draft, target):
+    """So that every pair that shares a vocabulary is as good as those that are run here."""
+    ids = prompt()[0][:LENGTH]
+    asked = request(ids, ArmKind.SPECULATIVE)
+    with speculative.prefill(Models(model(draft), model(draft)), asked) as alone:
+        kept = alone.kept
+    with speculative.prefill(Models(model(target), model(draft)), asked) as prefilled:
+        found = np.array(prefilled.logits)
+        assert prefilled.kept == kept and len(kept) < LENGTH
+    with prefill_kept(Models(model(target), None), asked, kept, []) as without_draft:
+        np.testing.assert_array_equal(np.array(without_draft.logits), found)
+
+
+@pytest.mark.parametrize("outer", sorted({name.strip() for name in INSIDE}))
+def test_a_checkpoint_with_towers_for_pictures_and_sound_is_loaded_without_them(outer, tmp_path):
+    case = INSIDE[outer]
+    folder = write(case, tmp_path / "model", outer=outer)
+    tensors = mx.load(str(folder / "model.safetensors"))
+    towers = {"gemma4": ["audio_tower", "embed_vision"], "qwen3_5": ["model.visual"], "qwen3_5_moe": ["model.visual"]}
+    for tower in ["vision_tower", *towers.get(outer, [])]:
+        tensors[f"{tower}.blocks.0.weight"] = mx.zeros((4, 4))
+    mx.save_safetensors(str(folder / "model.safetensors"), tensors)
+    loaded, _ = load_model(folder)
+    assert not [name for name, _ in tree_flatten(loaded.parameters()) if "blocks" in name]
+    assert difference(read(loaded), expected()[case]) < TOLERANCE
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -290,6 +290,20 @@ def wrapper_left_behind(pair, monkeypatch):
     monkeypatch.setattr(positions.PositionedModel, "_installed", NotPutBack)
 
 
+@fault(20, named_by={"model-untouched-after-error"})
+def final_norm_left_behind_by_an_error(pair, monkeypatch):
+    """The stand-in that passes on the last token alone is put back only when all goes well."""
+
+    @contextmanager
+    def careless(model):
+        norm = model.model.norm
+        model.model.norm = lambda hidden: norm(hidden[:, -1:])
+        yield
+        model.model.norm = norm
+
+    monkeypatch.setattr(sparse, "last_token_only", careless)
+
+
 @fault(20, named_by={"model-untouched", "model-untouched-after-error"}, alone=False)
 def changed_weight(pair, monkeypatch):
     original = speculative.prefill_kept

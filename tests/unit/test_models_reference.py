@@ -54,3 +54,28 @@ def test_logits_and_greedy_continuation_equal_the_reference(number: int, loaded:
     log_sum_exp = first.max() + np.log(np.exp(first - first.max()).sum())
     assert abs(log_sum_exp - float(LOGITS[f"log_sum_exp{number}"])) < tolerance
     assert np.array(mx.argmax(logits, axis=-1)).tolist() == new
+
+
+def test_a_gapped_selection_of_the_real_model_equals_numpy_and_keeping_all_equals_dense(
+    smollm2_folder: Path, loaded: tuple[Any, Any]
+) -> None:
+    """With the demo's weights, as an engine runs them: positions with gaps, and tokens decoded after them."""
+    from specprefill_repro.gate.oracle import LlamaOracle
+    from specprefill_repro.prefill import dense, sparse
+    from specprefill_repro.prefill.arms import Models, Request
+    from specprefill_repro.study.plan import Arm, ArmKind
+
+    models = Models(target=loaded[0], draft=None)
+    ids, new = DATA["continuations"][0]["prompt"], DATA["continuations"][0]["new"][:4]
+    prompt = [*ids, *ids, *ids]
+    asked = Request(tuple(prompt), Arm(kind=ArmKind.DENSE), 16, "")
+    kept = [*range(4), *range(len(ids), len(ids) + 6), *range(len(prompt) - 6, len(prompt))]
+    with sparse.prefill_kept(models, asked, kept, []) as prefilled:
+        rows = np.stack([np.array(row) for row in (prefilled.logits, *map(prefilled.decode, new))])
+    read = [*(prompt[position] for position in kept), *new]
+    places = [*kept, *range(len(prompt), len(prompt) + len(new))]
+    expected = LlamaOracle(smollm2_folder).forward(read, places, last_only=False).logits[-1 - len(new) :]
+    assert np.abs(rows - expected).max() < 1e-4 * np.ptp(expected)
+    with dense.prefill(models, asked) as whole, sparse.prefill_kept(models, asked, range(len(prompt)), []) as all_kept:
+        found, reference = np.array(all_kept.logits), np.array(whole.logits)
+    assert np.abs(found - reference).max() < 1e-5 * np.ptp(reference)

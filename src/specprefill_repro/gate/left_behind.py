@@ -1,15 +1,15 @@
 """Checks that nothing of a run is left in the models."""
 
-import contextlib
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
-import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 
 from specprefill_repro.gate.pair import Finding, Loaded, is_as_loaded, prefill, request, run
+from specprefill_repro.prefill import speculative
 from specprefill_repro.prefill.architectures import structure
-from specprefill_repro.prefill.chunked import new_cache
-from specprefill_repro.prefill.positions import PositionedModel
 from specprefill_repro.study.plan import ArmKind
 
 
@@ -20,28 +20,37 @@ def model_untouched(pair: Loaded) -> Finding:
 
 
 def model_untouched_after_error(pair: Loaded) -> Finding:
-    class Interruption(Exception):
-        pass
-
-    class Interrupting:
-        """A cache whose layer can't be computed."""
-
-        offset = 0
-
-        def make_mask(self, *_: Any, **__: Any) -> None:
-            return None
-
-        def update_and_fetch(self, *_: Any) -> None:
-            raise Interruption
-
-    model = PositionedModel(pair.target, len(pair.ids))
-    model.positions.set([5])
-    cache = new_cache(model)
-    last = max(layer.cache for layer in structure(pair.target).attention if layer.cache is not None)
-    cache[last] = Interrupting()
-    with contextlib.suppress(Interruption):
-        model(mx.array([[1]]), cache=cache)
+    """An error in the last layer of either model ends a speculative prefill half-way."""
+    for model in (pair.draft, pair.target):
+        with (
+            suppress(Interruption),
+            _interrupted(model),
+            speculative.prefill(pair.models, request(pair, ArmKind.SPECULATIVE)),
+        ):
+            raise RuntimeError("the prefill was not interrupted")
     return _untouched(pair)
+
+
+class Interruption(Exception):
+    """What goes wrong on purpose."""
+
+
+@contextmanager
+def _interrupted(model: nn.Module) -> Iterator[None]:
+    """Within this, the last layer of a model can't be computed."""
+    last = structure(model).text.layers[-1]
+    kind, original = type(last), type(last).__call__
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self is last:
+            raise Interruption
+        return original(self, *args, **kwargs)
+
+    kind.__call__ = call
+    try:
+        yield
+    finally:
+        kind.__call__ = original
 
 
 def _untouched(pair: Loaded) -> Finding:
