@@ -90,7 +90,7 @@ CHECKS = (
     Named(
         "selection-follows-scores",
         (12,),
-        "The kept chunks are those that score best on the prompt at hand, and not those of a coin.",
+        "The kept chunks are those that score best on the prompt at hand.",
         scores.selection_follows_scores,
     ),
     Named(

@@ -49,19 +49,18 @@ def selection_follows_scores(pair: Loaded) -> Finding:
 
     The second prompt shows a selection that is remembered instead of made.
     """
-    found = []
+    found: list[float] = []
     for name, ids in (("speculative", pair.ids), ("speculative backwards", pair.ids[::-1])):
         if name not in pair.runs:
             pair.runs[name] = prefill(pair, request(pair, ArmKind.SPECULATIVE, ids=ids))
         found.append(_margin(pair, ids, pair.runs[name]))
-    coin = run(pair, "random").kept
+    by_chance = _overlap(run(pair, "speculative").kept, run(pair, "random").kept)
     tolerance = ROUNDING[_dtype(pair)]
     return Finding(
-        passed=all(margin >= -tolerance for margin in found) and run(pair, "speculative").kept != coin,
+        passed=all(margin >= -tolerance for margin in found),
         measured=f"the weakest kept chunk beats the best dropped one by {found[0]:.2g} and {found[1]:.2g} of the "
-        f"largest score on two prompts; {_overlap(run(pair, 'speculative').kept, coin):.0%} of the kept tokens are "
-        "those of a random selection",
-        required=f"at least -{tolerance:.2g} (rounding), and other tokens than a random selection",
+        f"largest score on two prompts; overlap with a random selection {by_chance:.0%}",
+        required=f"at least -{tolerance:.2g} (rounding)",
     )
 
 
