@@ -2,7 +2,7 @@
 
     .venv/bin/python benchmarks/decode.py [MODEL ...]
 
-A MODEL is a folder in MLX format, or `synthetic`: a Llama with random weights, about four times the demo's. By default
+A MODEL is a folder in MLX format, or `synthetic`: a Llama with random weights, wider than the demo's. By default
 the demo's model (results/models/smollm2-135m) and the synthetic one. Three caches of one model are decoded from by
 turns, eight tokens at a time in an order that is mirrored each round, so that a change of the machine's speed hits all:
 
@@ -35,13 +35,13 @@ from specprefill_repro.study.plan import Arm, ArmKind  # noqa: E402
 from specprefill_repro.study.schema import Selection  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
-PROMPT, ROUNDS, TOKENS = 1024, 16, 8
+PROMPT, ROUNDS, TOKENS = 1024, 8, 8
 SYNTHETIC = {
     "model_type": "llama",
-    "hidden_size": 1280,
-    "intermediate_size": 3456,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 20,
+    "hidden_size": 1024,
+    "intermediate_size": 2816,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 16,
     "num_key_value_heads": 4,
     "rms_norm_eps": 1e-5,
     "vocab_size": 49152,
