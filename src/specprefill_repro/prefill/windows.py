@@ -82,7 +82,8 @@ class WindowCache:
         stale, count = self._stale(), len(self._held)
         self.keys = self._with_room(self.keys, keys, stale, count)
         self.values = self._with_room(self.values, values, stale, count)
-        self._held = self._held[stale:] + self._positions.values
+        del self._held[:stale]
+        self._held.extend(self._positions.values)
         start, stop = count - stale, len(self._held)
         self.keys[..., start:stop, :] = keys
         self.values[..., start:stop, :] = values
