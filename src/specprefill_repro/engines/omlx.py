@@ -19,7 +19,7 @@ from typing import Any
 
 from specprefill_repro.engines.chat import ChatAnswer
 from specprefill_repro.engines.history import Effect, load_history, read_config
-from specprefill_repro.engines.known_faults import refuse_other_tokenizer
+from specprefill_repro.engines.known_faults import faults_fingerprint, refuse_other_tokenizer
 from specprefill_repro.engines.omlx_log import Loading, Request, read_loading, read_request
 from specprefill_repro.engines.server import HOST, Limits, Server
 from specprefill_repro.engines.server_evidence import LogClaims, Scored, kept_bounds
@@ -78,8 +78,10 @@ class Omlx:
         return (__name__,)
 
     def settings(self) -> Mapping[str, str]:
+        source = find_source(self.given)
         return {
-            "engine environment": find_source(self.given).identity,
+            "engine environment": source.identity,
+            "engine faults": faults_fingerprint(load_history(self.project.config), KIND, source.version),
             "engine settings": content_id([self.given.threshold, settings_file(HOST, 0, "")]),
         }
 

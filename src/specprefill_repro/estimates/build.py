@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from statistics import mean, median
 
+from specprefill_repro.estimates.agreement import agreements, suspicions
 from specprefill_repro.estimates.cost_model import REACH, bound, break_even, model_cost
 from specprefill_repro.estimates.decoding import decoding
 from specprefill_repro.estimates.pairing import (
@@ -65,12 +66,15 @@ def estimate_study(
         for engine in set(engine_of.values())
     }
     estimates = tuple(_cell(study, cell, trials[cell.id], times[cell.engine], divergence) for cell in cells)
+    agreed = agreements(sorted(records, key=_order))
     return Estimates(
         study=study.name,
         cells=estimates,
         placebo_margin=_placebo_margin(estimates),
         voids=tuple(f"{cell.cell}: {problem}" for cell in estimates for problem in cell.problems),
         drift=_drifts(study, dense),
+        agreements=agreed,
+        suspicions=suspicions(agreed),
     )
 
 

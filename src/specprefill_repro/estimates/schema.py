@@ -149,6 +149,23 @@ class Drift(Frozen):
         return not self.interval95.low <= 0 <= self.interval95.high
 
 
+class Agreement(Frozen):
+    """How often one arm of a server gave the answers that this package's own engine gave to the same prompts."""
+
+    cell: str
+    arm: str
+    trials: int
+    """Of the server, that did what was asked for and whose prompt our engine read too."""
+    with_our_dense: Number
+    """Share whose answer is that of our dense trial, as far as both go."""
+    with_our_speculative: Number | None
+    """The same with our speculative trial; None where there is none."""
+    ours_among_themselves: Number | None
+    """Share of those prompts where our own speculative answer is our dense one."""
+    first_text_of_our_dense: Number
+    """Share whose first piece of text begins our dense answer."""
+
+
 class Estimates(Frozen):
     study: str
     cells: tuple[CellEstimate, ...]
@@ -157,3 +174,7 @@ class Estimates(Frozen):
     voids: tuple[str, ...]
     """Every block that was thrown away and every pair that does not count, in words."""
     drift: tuple[Drift, ...] = ()
+    agreements: tuple[Agreement, ...] = ()
+    """Of servers with this package's own engine; none where they share no prompt."""
+    suspicions: tuple[str, ...] = ()
+    """What those agreements cast doubt on, in words."""
