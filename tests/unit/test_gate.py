@@ -347,6 +347,18 @@ def test_a_check_that_cannot_be_made_has_failed(pair, monkeypatch):
     assert results["keep-1-equals-dense"].guards == (16,)
 
 
+def test_a_rule_that_samples_must_have_a_seed(folders, monkeypatch):
+    target, draft = folders
+    rules = (Selection(preset="green2026"),)
+    pair = load_pair(manifest(target), manifest(draft), target, draft, Selection(), rules)
+    found = scores.same_selection_again(pair)
+    assert found.passed and "(rule green2026)" in found.measured
+    coin = random.Random()
+    chooser = speculative.chooser
+    monkeypatch.setattr(speculative, "chooser", lambda warmth, top, seed: chooser(warmth, top, f"{coin.random()}"))
+    assert not scores.same_selection_again(pair).passed
+
+
 @pytest.fixture
 def large_pair(pair, monkeypatch):
     """The same, but larger than what NumPy may be asked for."""

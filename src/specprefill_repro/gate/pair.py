@@ -1,6 +1,7 @@
 """A pair of models in memory for the gate, its prompt, and what each arm did with it; several checks look at these."""
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ PROMPT_TOKENS = 128
 STEP = 64
 KEEP = 0.2
 DECODED = 3
+SHORT = {"head": 8, "tail": 8, "chunk": 16, "tail_in_budget": False, "window_tail": "no"}
+"""Of a rule, what would keep all of so short a prompt."""
 # Of the range of the logits. Rounding stays far below; positions that were compacted exceed it many times over.
 TOLERANCE = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
 
@@ -80,6 +83,8 @@ class Loaded:
     """A list of positions with gaps, for checks that select nothing themselves."""
     selection: Selection
     """The study's, with head, tail and chunks short enough for the gate's prompt."""
+    sampling: tuple[Selection, ...] = ()
+    """Those of the study's rules whose look-ahead is drawn by chance, made short in the same way."""
     parts: dict[str, int] = field(default_factory=dict)
     """Which objects the models consisted of when they were loaded."""
     runs: dict[str, Run] = field(default_factory=dict)
@@ -91,9 +96,18 @@ class Loaded:
 
 
 def load_pair(
-    target: Manifest, draft: Manifest, target_folder: Path, draft_folder: Path, selection: Selection
+    target: Manifest,
+    draft: Manifest,
+    target_folder: Path,
+    draft_folder: Path,
+    selection: Selection,
+    sampling: Sequence[Selection] = (),
 ) -> Loaded:
-    """Load both models and draw a prompt of random token ids and a gapped list of positions, always the same."""
+    """Load both models and draw a prompt of random token ids and a gapped list of positions, always the same.
+
+    Args:
+        sampling: rules of the study whose look-ahead is drawn by chance.
+    """
     rng = random.Random("gate")
     ids = tuple(rng.randrange(min(target.vocabulary, draft.vocabulary)) for _ in range(PROMPT_TOKENS))
     middle = [position for position in range(8, PROMPT_TOKENS - 8) if (position // 16) % 3 == 1]
@@ -109,6 +123,7 @@ def load_pair(
         draft_end_tokens=end_tokens(draft_config),
         ids=ids,
         kept=(*range(8), *middle, *range(PROMPT_TOKENS - 8, PROMPT_TOKENS)),
+        sampling=tuple(rule.model_copy(update=SHORT) for rule in sampling),
         # Whatever the rule, the prompt's ends are kept and windows count positions: it is what the checks are about.
         selection=Selection(look_ahead=selection.look_ahead, pool=selection.pool, head=8, tail=8, chunk=16),
     )

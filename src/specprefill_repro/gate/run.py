@@ -5,7 +5,7 @@ from specprefill_repro.fingerprint import code_fingerprint
 from specprefill_repro.gate.schema import GateResult
 from specprefill_repro.models.schema import Manifest
 from specprefill_repro.project import Project
-from specprefill_repro.study.schema import Study
+from specprefill_repro.study.schema import Selection, Study
 from specprefill_repro.trials.lease import machine_lease
 from specprefill_repro.trials.machine import machine_facts
 
@@ -16,8 +16,12 @@ def gate_settings(project: Project, study: Study) -> dict[str, str]:
         "code": code_fingerprint(["specprefill_repro.gate.checks"]),
         "environment": sha256_file(project.environment_lock),
         "machine": content_id(machine_facts()),
-        "selection": content_id(study.selection),
+        "selection": content_id([study.selection.model_dump(), [rule.model_dump() for rule in _sampling(study)]]),
     }
+
+
+def _sampling(study: Study) -> tuple[Selection, ...]:
+    return tuple(rule for rule in study.selections if rule.temperature > 0)
 
 
 def run_gate(project: Project, study: Study, pair_name: str) -> GateResult:
@@ -34,7 +38,12 @@ def run_gate(project: Project, study: Study, pair_name: str) -> GateResult:
 
     with machine_lease():
         loaded = load_pair(
-            target, draft, project.model_folder(target.name), project.model_folder(draft.name), study.selection
+            target,
+            draft,
+            project.model_folder(target.name),
+            project.model_folder(draft.name),
+            study.selection,
+            _sampling(study),
         )
         checks = tuple(run_checks(loaded))
     result = GateResult(

@@ -1,5 +1,6 @@
 """Checks that what is kept follows from the draft's own attention."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -65,12 +66,20 @@ def selection_follows_scores(pair: Loaded) -> Finding:
 
 
 def same_selection_again(pair: Loaded) -> Finding:
-    first, again = run(pair, "speculative"), run(pair, "speculative again")
-    same_tokens = first.look_ahead == again.look_ahead
+    """Also with each of the study's rules that draw the draft's tokens by chance."""
+    twice = {"": (run(pair, "speculative"), run(pair, "speculative again"))}
+    for rule in pair.sampling:
+        asked = request(pair, ArmKind.SPECULATIVE)
+        asked = replace(asked, arm=asked.arm.model_copy(update={"selection": rule}))
+        twice[f" (rule {rule.preset or rule.label})"] = (prefill(pair, asked), prefill(pair, asked))
+    told = [
+        f"{_overlap(first.kept, again.kept):.0%} of the kept tokens are the same, the draft decoded "
+        f"{'the same' if first.look_ahead == again.look_ahead else 'other'} tokens{name}"
+        for name, (first, again) in twice.items()
+    ]
     return Finding(
-        passed=first.kept == again.kept and same_tokens,
-        measured=f"{_overlap(first.kept, again.kept):.0%} of the kept tokens are the same, "
-        f"the draft decoded {'the same' if same_tokens else 'other'} tokens",
+        passed=all(a.kept == b.kept and a.look_ahead == b.look_ahead for a, b in twice.values()),
+        measured="; ".join(told),
         required="all of them, both times",
     )
 
