@@ -122,25 +122,23 @@ def measure_pair(name: str, tokens: int, keep: float, repeats: int, step: int, s
         length = tokens if repeat >= 0 else min(tokens, 256)
         ids = tuple(rng.randrange(100, VOCABULARY) for _ in range(length))
         request = Request(ids, Arm(kind=ArmKind.SPECULATIVE, keep=keep, selection=selection), step, "")
-        seen = whole(models, request)
-        kept_ids = tuple(ids[position] for position in seen["kept"])
-        works = {
-            "whole": lambda request=request: whole(models, request),
-            "draft": lambda request=request, seen=seen: draft_alone(draft, request, seen["decoded"]),
-            "kept": lambda kept_ids=kept_ids: target_alone(models.target, kept_ids, step),
-        }
-        order = rng.sample(sorted(works), len(works))
-        row: dict[str, Any] = {"kept_tokens": len(kept_ids), "order": order}
-        for part in (*order, *reversed(order)):
-            clocks, result = timed(works[part])
-            row[part] = {name: row.get(part, {}).get(name, 0.0) + value / 2 for name, value in clocks.items()}
+        row: dict[str, Any] = {}
+        # Forwards and backwards. The whole comes first: its parts read what it kept and decoded.
+        for part in ("whole", "draft", "kept", "kept", "draft", "whole"):
             if part == "whole":
-                row["phases"] = result["phases"]
+                clocks, seen = timed(lambda request=request: whole(models, request))
+            elif part == "draft":
+                clocks, _ = timed(lambda request=request, seen=seen: draft_alone(draft, request, seen["decoded"]))
+            else:
+                kept_ids = tuple(ids[position] for position in seen["kept"])
+                clocks, _ = timed(lambda kept_ids=kept_ids: target_alone(models.target, kept_ids, step))
+            row[part] = {name: row.get(part, {}).get(name, 0.0) + value / 2 for name, value in clocks.items()}
+        row |= {"phases": seen["phases"], "kept_tokens": len(kept_ids)}
         if repeat % 2 == 0:
-            row["dense"] = timed(lambda ids=ids: target_alone(models.target, ids, step))[0]
+            row["dense"], _ = timed(lambda ids=ids: target_alone(models.target, ids, step))
         if repeat >= 0:
             rows.append(row)
-            seconds = ", ".join(f"{part} {row[part]['seconds']:.2f} s" for part in works)
+            seconds = ", ".join(f"{part} {row[part]['seconds']:.2f} s" for part in ("whole", "draft", "kept"))
             print(f"  {name} {repeat + 1}/{repeats}: {seconds}", flush=True)
     return {"pair": name, "tokens": tokens, "keep": keep, "step": step, "rows": rows, **summarise(rows)}
 

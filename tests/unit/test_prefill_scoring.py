@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specprefill_repro.prefill import scoring
 from specprefill_repro.prefill.look_ahead import Attention
 from specprefill_repro.prefill.scoring import average_pool, token_scores
 
@@ -81,6 +82,20 @@ def test_memory_does_not_grow_with_heads_and_queries_times_a_long_prompt():
 
     all_at_once = heads * queries * tokens * 4
     assert peak(4096) < all_at_once < peak(tokens)
+
+
+@pytest.mark.parametrize(("heads", "queries"), [(8, 1), (8, 64), (64, 8)])
+def test_memory_is_bounded_whatever_the_number_of_heads_and_queries(heads, queries, monkeypatch):
+    monkeypatch.setattr(scoring, "BLOCK_WEIGHTS", 2**16)
+    tokens = 6000
+    captured = layers(np.random.default_rng(0), count=1, heads=heads, queries=queries, tokens=tokens)
+    mx.eval(captured[0].queries, captured[0].keys)
+    mx.clear_cache()
+    mx.reset_peak_memory()
+    before = mx.get_active_memory()
+    token_scores(captured, 13)
+    # A block with what pooling makes of it, and the running maximum: (queries, tokens), as parts and as a whole.
+    assert mx.get_peak_memory() - before < 10 * 2**16 * 4 + 3 * queries * tokens * 4
 
 
 def test_pooling_counts_what_lies_outside_the_prompt_as_zero():

@@ -10,23 +10,29 @@ import mlx.core as mx
 
 from specprefill_repro.prefill.look_ahead import Attention
 
-BLOCK = 16384
-"""Prompt tokens whose weights are in memory at a time: (heads, queries, block) in float32. Scores do not depend on it,
-but for rounding. A prompt that fits into one block is multiplied once, a longer one twice."""
+BLOCK_WEIGHTS = 2**22
+"""Attention weights in memory at a time, in float32: of all heads and queries, and of as many prompt tokens as that
+allows. Scores do not depend on it, but for rounding. A prompt that fits into one block is multiplied once, a longer one
+twice."""
 
 
-def token_scores(layers: Iterable[Attention], pool: int, block: int = BLOCK) -> mx.array:
+def token_scores(layers: Iterable[Attention], pool: int, block: int | None = None) -> mx.array:
     """Score every prompt token.
 
-    One layer and one block of tokens at a time, with a running maximum, so that memory grows neither with the number
-    of layers nor, beyond (queries, prompt tokens), with the prompt.
+    One layer and one block of tokens at a time, with a running maximum, so that memory grows with none of layers, heads
+    and, beyond (queries, prompt tokens), the prompt.
+
+    Args:
+        pool: width of the average pooling, odd.
+        block: prompt tokens at a time; None: as many as BLOCK_WEIGHTS allows.
 
     Returns:
         float32, shape (prompt tokens,), evaluated.
     """
     best: mx.array | None = None
     for layer in layers:
-        largest = largest_pooled_weights(layer, pool, block)
+        _, heads, queries, _ = layer.queries.shape
+        largest = largest_pooled_weights(layer, pool, block or max(pool, BLOCK_WEIGHTS // (heads * queries)))
         best = largest if best is None else mx.maximum(best, largest)
         mx.eval(best)
     if best is None:
