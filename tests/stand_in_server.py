@@ -156,7 +156,7 @@ def scoring_error(draft: dict[str, Any], engine: str, at_least: Any) -> str | No
         return "'Attention' object has no attribute 'num_heads'"
     if gemma4 and not (engine == "omlx" and at_least("0.3.7.dev1")):
         return "_AttentionCapture.__call__() got an unexpected keyword argument 'shared_kv'"
-    if kind in ("qwen3", "qwen3_moe", "gemma3", "gemma3_text") and not (engine == "omlx" and at_least("0.3.7.rc1")):
+    if kind in ("qwen3", "qwen3_moe", "gemma3", "gemma3_text") and not (engine == "omlx" and at_least("0.3.7.dev1")):
         return "'Attention' object has no attribute 'num_attention_heads'"
     return None
 

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import signal
 import socket
 import subprocess
 import sys
@@ -264,16 +263,3 @@ def test_omlx_asks_for_its_key_and_loads_as_the_release_does(omlx, tmp_path, ver
         # Host, port and key came by the environment: the key is in no file.
         kept = "".join(path.read_text() for path in (tmp_path / "base").rglob("*") if path.is_file())
         assert KEY not in kept
-
-
-def test_it_ends_when_asked_and_not_when_it_was_told_to_be_stubborn(vllm):
-    with vllm("0.2.9") as server:
-        server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(timeout=10) == 0
-
-
-def test_a_stubborn_one_needs_to_be_killed(vllm):
-    with vllm("0.2.9", faults=("ignores-sigterm",)) as server:
-        server.process.send_signal(signal.SIGTERM)
-        with pytest.raises(subprocess.TimeoutExpired):
-            server.process.wait(timeout=0.5)
