@@ -184,3 +184,59 @@ def test_cells_of_rules_with_many_changes_keep_short_and_different_names(load):
     cells = plan_cells(load(STUDY | {"comparisons": [first | {"selection": rule} for rule in rules]}))
     assert len({cell.id for cell in cells}) == 2
     assert all(len(cell.id) < 120 and re.fullmatch(r"[a-z0-9._-]+", cell.id) for cell in cells)
+
+
+def server_study(**changes):
+    comparison = {"pair": "pair", "treatment": "speculative", "lengths": [512], "keep": [0.2], "blocks": 3}
+    values = {
+        **STUDY,
+        "prompts": {"kinds": ["number"], "begin_reply": False},
+        "engines": {"paper": {"kind": "vllm-mlx", "version": "0.2.9"}},
+        "comparisons": [comparison, {**comparison, "engine": "paper"}],
+    }
+    return {**values, **changes}
+
+
+def test_an_engine_is_part_of_its_cells_ids_where_it_is_not_the_study_s_own(load):
+    own, server = plan_cells(load(server_study()))
+    assert (own.id, server.id) == ("pair-512-speculative-keep0.2", "pair-512-speculative-keep0.2-on-paper")
+    assert (own.engine, server.engine) == ("mlx-lm", "paper")
+    # A server chooses by rules of its own; nothing else than the keep rate can be asked of it.
+    assert own.treated.selection is not None and server.treated.selection is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"prompts": {"kinds": ["number"]}}, "set `begin_reply: false`"),
+        ({"engines": {}}, "no engine 'paper'; there are: mlx-lm"),
+        ({"engines": {"paper": {"kind": "vllm"}}}, "vllm"),
+        ({"engines": {"paper": {"kind": "vllm-mlx"}}}, "version"),
+        ({"engines": {"paper": {"kind": "vllm-mlx", "version": "../x"}}}, "version"),
+        ({"engines": {"mlx-lm": {"kind": "mlx-lm"}}}, "redefines 'mlx-lm'"),
+        (
+            {
+                "comparisons": [
+                    {
+                        "pair": "pair",
+                        "engine": "paper",
+                        "treatment": "random",
+                        "lengths": [512],
+                        "keep": [0.2],
+                        "blocks": 3,
+                    }
+                ]
+            },
+            "none can choose tokens at random",
+        ),
+    ],
+)
+def test_what_a_server_can_t_do_is_refused(load, changes, said):
+    with pytest.raises(ReproError, match="not a valid study") as error:
+        load(server_study(**changes))
+    assert said in error.value.what
+
+
+def test_a_study_without_further_engines_is_written_as_before(load):
+    plain = load(STUDY).model_dump(mode="json")
+    assert "engines" not in plain and "engine" not in plain["comparisons"][0]
