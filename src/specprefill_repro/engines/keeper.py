@@ -19,12 +19,11 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO
 
 import psutil
-
-from specprefill_repro.schema import Frozen
 
 MARK = "SPECPREFILL_SERVER"
 """Environment variable of the server and, by inheritance, of all that it starts."""
@@ -34,7 +33,8 @@ BLOCKS_AT_ONCE = 64
 """More than a pipe holds, so that what was printed before a `mark` is in the file; and not endless."""
 
 
-class Order(Frozen):
+@dataclass(frozen=True)
+class Order:
     """What to run, and how long to be patient."""
 
     command: tuple[str, ...]
@@ -51,7 +51,8 @@ class Order(Frozen):
     """File descriptors that the server holds on: the machine lease."""
 
 
-class End(Frozen):
+@dataclass(frozen=True)
+class End:
     """How it ended."""
 
     status: int
@@ -246,7 +247,7 @@ def main() -> None:
             return
         told += block
     line, _, told = told.partition(b"\n")
-    order = Order.model_validate_json(line)
+    order = Order(**json.loads(line))
     if LINUX:
         _adopt_orphans()
     with Path(order.log).open("wb", buffering=0) as log:
@@ -254,11 +255,12 @@ def main() -> None:
             keeper = Keeper(order, log)
         except OSError as error:
             log.write(f"{order.command[0]} could not be started: {error.strerror}\n".encode())
-            _say(End(status=127, asked=False, too_much=False, stubborn=False, left=0, peak_bytes=0).model_dump_json())
+            end = End(status=127, asked=False, too_much=False, stubborn=False, left=0, peak_bytes=0)
+            _say(json.dumps(asdict(end)))
             return
         _say(json.dumps({"started": keeper.server.pid}))
         end = keeper.keep(0, told)
-    _say(end.model_dump_json())
+    _say(json.dumps(asdict(end)))
 
 
 if __name__ == "__main__":

@@ -13,8 +13,9 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from specprefill_repro.engines.keeper import End, Order
 from specprefill_repro.errors import Exit, ReproError
@@ -185,7 +186,7 @@ class Server:
             self._event(0.0)
         return self.end is not None
 
-    def _event(self, seconds: float) -> dict[str, int] | None:
+    def _event(self, seconds: float) -> dict[str, Any] | None:
         """The keeper's next event; None when there is none in time, or no more to come."""
         assert self._keeper.stdout is not None
         deadline = time.monotonic() + seconds
@@ -196,9 +197,9 @@ class Server:
                 return None
             self._heard += block
         line, _, self._heard = self._heard.partition(b"\n")
-        event: dict[str, int] = json.loads(line)
+        event: dict[str, Any] = json.loads(line)
         if "status" in event:
-            self.end = End.model_validate_json(line)
+            self.end = End(**event)
         if "started" in event:
             self.pid = int(event["started"])
         return event
@@ -251,7 +252,7 @@ def running_server(
     assert keeper.stdin is not None and keeper.stdout is not None
     server = Server(keeper, log, port, limits)
     try:
-        server._tell(order.model_dump_json().encode() + b"\n")
+        server._tell(json.dumps(asdict(order)).encode() + b"\n")
         yield server
     finally:
         try:

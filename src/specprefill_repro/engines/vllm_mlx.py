@@ -29,7 +29,7 @@ SECONDS = 7200
 """`--timeout`; its own default of 300 s also ends a stream that is silent that long, as a long prefill is."""
 
 ARMED = re.compile(r"SpecPrefill: draft model loaded \(.*\), threshold=(\d+), keep=(\d+)%")
-LOADED = re.compile(r"(?:Simple|Batched)Engine loaded: .*\(MLLM=(True|False)")
+LOADED = re.compile(r"(?:Simple|Batched)Engine loaded: .*\((?:MLLM|mllm)=(True|False)")
 SCORED = re.compile(
     r"SpecPrefill: scored (\d+) tokens in ([\d.]+)s, sparse prefill (\d+)/(\d+) \(.*?keep=([\d.]+)%.*?\) in ([\d.]+)s"
 )
@@ -141,18 +141,19 @@ class VllmMlx:
             keep=int(armed[2]) / 100 if armed else None,
             scored=scored,
             failures=tuple(failures),
-            reasons=tuple(self._reasons(job, loaded)),
+            reasons=tuple(self._reasons(job, loaded, ran=bool(scored))),
             lines=tuple(line.strip() for line in (started + request).splitlines() if _decides(line)),
         )
 
-    def _reasons(self, job: Job, loaded: re.Match[str] | None) -> Iterable[str]:
+    def _reasons(self, job: Job, loaded: re.Match[str] | None, ran: bool) -> Iterable[str]:
         if loaded is None:
             yield "the log does not say that the engine for one request at a time was loaded"
         elif loaded[0].startswith("Batched"):
             yield "the server batches requests, and then ignores SpecPrefill for text"
         elif loaded[1] == "True":
             yield "the server took the target for a model of images, whose route ignores SpecPrefill"
-        yield from known_faults(self.history, KIND, self.version, job)
+        if ran:
+            yield from known_faults(self.history, KIND, self.version, job)
 
     def cached_tokens(self, answer: ChatAnswer) -> int | None:
         # The engine for one request at a time keeps nothing of a message without a system prompt.
