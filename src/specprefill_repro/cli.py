@@ -88,14 +88,17 @@ def verify_models(
 
 @app.command()
 def verify(page: Annotated[Path, typer.Argument(help="A report: reports/NAME/index.html, or any copy of one")]) -> None:
-    """Recompute every number and verdict of a page from the records inside it."""
+    """Recompute every number and verdict of a page from its records."""
     from specprefill_repro.verify import verify_page
 
     found = verify_page(page)
+    place = (
+        f"beside the page ({', '.join(found.beside)}; it names them by their SHA-256)" if found.beside else "inside it"
+    )
     typer.echo(
         f"{page}: {found.records} records, {found.cells} cells and {found.verdicts} verdicts recomputed, and the page "
-        "is byte for byte what they give.\n"
-        f"{found.divergences} KL values were read from the page: their log-probabilities are too large to be in it."
+        f"is byte for byte what they give. The records were read from {place}.\n"
+        f"{found.divergences} KL values were read, not recomputed: their log-probabilities are too large to be there."
     )
 
 

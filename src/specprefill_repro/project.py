@@ -81,6 +81,12 @@ class Project:
     def estimates(self, study: str) -> Path:
         return self.study_results(study) / "estimates.json"
 
+    def trials(self, study: str) -> Path:
+        return self.study_results(study) / "trials.parquet"
+
+    def blocks(self, study: str) -> Path:
+        return self.study_results(study) / "blocks.parquet"
+
     def verdicts(self, study: str) -> Path:
         return self.study_results(study) / "verdicts.json"
 

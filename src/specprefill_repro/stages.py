@@ -4,9 +4,9 @@ import numpy as np
 
 from specprefill_repro import __version__
 from specprefill_repro.errors import ReproError
-from specprefill_repro.estimates.schema import Estimates, Look
+from specprefill_repro.estimates.schema import Estimates, Look, estimates_json
 from specprefill_repro.estimates.stopping import blocks_to_run, look
-from specprefill_repro.files import read_model, sha256_file, write_json, write_text
+from specprefill_repro.files import read_model, sha256_file, write_bytes, write_json, write_text
 from specprefill_repro.gate.schema import GateResult
 from specprefill_repro.models.schema import Manifest
 from specprefill_repro.project import Project, find_project
@@ -98,22 +98,31 @@ def stopping(study: str, cell: str, blocks: int, project: Project | None = None)
 
 
 def estimates(study: str, project: Project | None = None) -> None:
-    """Records to estimates."""
-    from specprefill_repro.estimates.build import build_estimates
+    """Records to estimates. What was read is written as tables too, so that no later stage reads the store."""
+    from specprefill_repro.estimates.build import estimate_study
+    from specprefill_repro.estimates.pairing import divergence_of
+    from specprefill_repro.trials.table import block_table, parquet, trials_file
 
     project = project or find_project()
     tell(stage="estimates")
     loaded = load_study(project, study)
-    receipts, records = collect(project, loaded)
     store = Store(project.store)
-    result = build_estimates(
-        loaded,
-        records,
-        receipts,
-        gates(project, loaded),
-        lambda sha256: np.frombuffer(store.log_probabilities(sha256), dtype=np.float32),
-    )
-    write_json(project.estimates(study), result)
+    receipts = all_receipts(project, loaded)
+    ids: dict[str, list[str]] = {}
+    for receipt in receipts:
+        ids.setdefault(receipt.cell, []).extend(receipt.records)
+    with trials_file(project.trials(study)) as add:
+
+        def trials_of(cell: str) -> list[TrialRecord]:
+            named = ids.get(cell, [])
+            records = [store.get_record(identity) for identity in named]
+            add(named, records)
+            return records
+
+        divergence = divergence_of(lambda sha256: np.frombuffer(store.log_probabilities(sha256), dtype=np.float32))
+        result = estimate_study(loaded, trials_of, receipts, gates(project, loaded), divergence)
+    write_bytes(project.blocks(study), parquet(block_table(receipts)))
+    write_text(project.estimates(study), estimates_json(result))
 
 
 def verdicts(study: str, project: Project | None = None) -> None:
@@ -126,12 +135,12 @@ def verdicts(study: str, project: Project | None = None) -> None:
     tell(stage="verdicts")
     loaded = load_study(project, study)
     claims = load_claims(project)
-    _, records = collect(project, loaded)
+    found = read_model(project.estimates(study), Estimates)
     result = build_verdicts(
         loaded,
-        read_model(project.estimates(study), Estimates),
+        found,
         study_claims(loaded, claims),
-        facts_of(loaded, records, manifests(project, loaded)),
+        facts_of(found, manifests(project, loaded)),
         load_contradictions(project, claims),
     )
     write_json(project.verdicts(study), result)
@@ -140,38 +149,43 @@ def verdicts(study: str, project: Project | None = None) -> None:
 def report(study: str, project: Project | None = None) -> None:
     """Render the page and its machine-readable twins."""
     from specprefill_repro.report.build import render_report
-    from specprefill_repro.report.data import ReportData
+    from specprefill_repro.report.data import LISTED_TRIALS, ReportData
     from specprefill_repro.report.tables import write_tables
+    from specprefill_repro.trials.table import Trials, read_table, to_models
 
     project = project or find_project()
     tell(stage="report")
     loaded = load_study(project, study)
-    receipts, records = collect(project, loaded)
+    trials = Trials(read_table(project.trials(study), TrialRecord))
+    blocks = read_table(project.blocks(study), BlockReceipt)
+    found = read_model(project.estimates(study), Estimates)
+    judged = read_model(project.verdicts(study), Verdicts)
+    page = project.report(study)
+    hashes = write_tables(page.parent, trials, blocks, found, judged)
+    carried = len(trials) <= LISTED_TRIALS
     data = ReportData(
         study=loaded,
-        estimates=read_model(project.estimates(study), Estimates),
-        verdicts=read_model(project.verdicts(study), Verdicts),
-        records=tuple(records),
-        receipts=tuple(receipts),
+        estimates=found,
+        verdicts=judged,
+        records=tuple(trials.records()) if carried else (),
+        receipts=tuple(to_models(blocks, BlockReceipt)) if carried else (),
         gates=gates(project, loaded),
         models=manifests(project, loaded),
-        facts=page_facts(project, records),
+        facts=page_facts(project, found),
+        beside={} if carried else hashes,
     )
-    page = project.report(study)
-    write_tables(data, page.parent)
-    write_text(page, render_report(data))
+    write_text(page, render_report(data, trials))
 
 
-def page_facts(project: Project, records: list[TrialRecord]) -> dict[str, str]:
+def page_facts(project: Project, found: Estimates) -> dict[str, str]:
     """Machine, versions and pins as the page shows them: what the trials' processes found, when they agree."""
     facts = {
         "environment lock (SHA-256)": sha256_file(project.environment_lock),
         "package": __version__,
         "error rates": error_rates(),
     }
-    for key in sorted({key for record in records for key in record.environment}):
-        found = sorted({record.environment.get(key, "not recorded") for record in records})
-        facts[key] = found[0] if len(found) == 1 else "differs between trials: " + "; ".join(found)
+    for name, values in found.environment.items():
+        facts[name] = values[0] if len(values) == 1 else "differs between trials: " + "; ".join(values)
     return facts
 
 
@@ -188,19 +202,17 @@ def error_rates() -> str:
     )
 
 
-def collect(project: Project, study: Study) -> tuple[list[BlockReceipt], list[TrialRecord]]:
-    """The receipts of a study's blocks and the records that they name.
+def all_receipts(project: Project, study: Study) -> list[BlockReceipt]:
+    """The receipts of a study's blocks, cell by cell.
 
     Raises:
         ReproError: one is missing or was changed.
     """
-    store = Store(project.store)
-    receipts = [
+    return [
         receipt
         for cell in cells_by_id(study).values()
         for receipt in block_receipts(project, study, cell, blocks_run(project, study, cell))
     ]
-    return receipts, [store.get_record(identity) for receipt in receipts for identity in receipt.records]
 
 
 def block_receipts(project: Project, study: Study, cell: Cell, blocks: int) -> list[BlockReceipt]:

@@ -59,8 +59,9 @@ def stopping_parameter(project: Project, study: Study, cell: Cell) -> str:
 
 
 def estimates_parameter(project: Project, study: Study) -> str:
-    """Of rule `estimates`: the statistics' code."""
-    return _line({"code": code_fingerprint(["specprefill_repro.estimates.build"])})
+    """Of rule `estimates`: the code of the statistics and of the tables."""
+    modules = ["specprefill_repro.estimates.build", "specprefill_repro.trials.table"]
+    return _line({"code": code_fingerprint(modules)})
 
 
 def verdicts_parameter(project: Project, study: Study) -> str:
@@ -79,7 +80,7 @@ def report_parameter(project: Project, study: Study) -> str:
             digest.update(f"{template.relative_to(templates)}={sha256_file(template)}\n".encode())
     return _line(
         {
-            "code": code_fingerprint(["specprefill_repro.report.build"]),
+            "code": code_fingerprint(["specprefill_repro.report.build", "specprefill_repro.report.tables"]),
             "templates": digest.hexdigest(),
             "study": content_id(study),
             "environment": sha256_file(project.environment_lock),

@@ -1,30 +1,35 @@
 """Recompute a page from the records that it carries, and name the first place where it says something else.
 
-Five steps, each on what the one before has proved: the data block is whole; each record is the one that its receipt
-names; the estimates follow from the records; the verdicts follow from the estimates and the cards; the page is,
-byte for byte, what its data give. Nothing of the page is run, and nothing is fetched.
+Five steps, each on what the one before has proved: the data block is whole, and so are the files beside the page that
+hold the records of a large study; each record is the one that its receipt names; the estimates follow from the records;
+the verdicts follow from the estimates and the cards; the page is, byte for byte, what its data give. Nothing of the
+page is run, and nothing is fetched.
 
 What cannot be recomputed: the KL divergences, since the log-probabilities of a whole vocabulary are too large for a
-page. Each is read from the page and belongs to two records whose hashes are checked.
+page. Each is read from the estimates and belongs to two records whose hashes are checked.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 from pydantic import BaseModel
 
 from specprefill_repro import __version__
 from specprefill_repro.errors import Exit, ReproError
 from specprefill_repro.estimates.build import estimate_study
+from specprefill_repro.estimates.pairing import Twins
 from specprefill_repro.files import content_id, read_limited
 from specprefill_repro.report.build import render_report
 from specprefill_repro.report.data import ReportData, read_embedded
+from specprefill_repro.report.tables import read_tables
 from specprefill_repro.study.schema import Study
-from specprefill_repro.trials.schema import Evidence, TrialRecord
+from specprefill_repro.trials.schema import BlockReceipt, Evidence
+from specprefill_repro.trials.table import RECORD, Trials
 from specprefill_repro.verdicts.build import build_verdicts
 from specprefill_repro.verdicts.matching import facts_of
 
@@ -44,6 +49,8 @@ class Verified:
     verdicts: int
     divergences: int
     """KL values that were read, not recomputed."""
+    beside: tuple[str, ...]
+    """Files beside the page that the records were read from; none when the page carries them."""
 
 
 def verify_page(path: Path) -> Verified:
@@ -59,21 +66,22 @@ def verify_page(path: Path) -> Verified:
         raise _differs(f"byte {error.start} of the page", "text in UTF-8", "another byte") from error
     data = read_embedded(page)
     _check_size(data)
-    _check_records(data)
-    divergences = _check_estimates(data)
+    trials, receipts = _carried(data), data.receipts
+    if data.beside:
+        estimates, trials, receipts = read_tables(path.parent, data)
+        data = data.model_copy(update={"estimates": estimates})
+    if max(trials.table["prompt.tokens"].to_pylist(), default=0) > MAX_TOKENS:
+        raise _too_large("a record names more tokens than a prompt has")
+    _check_records(trials, receipts)
+    divergences = _check_estimates(data, trials, receipts)
     _check_verdicts(data)
-    _check_bytes(page, render_report(data), data)
-    return Verified(len(data.records), len(data.estimates.cells), len(data.verdicts.verdicts), divergences)
+    _check_bytes(page, render_report(data, trials), data)
+    return Verified(
+        len(trials), len(data.estimates.cells), len(data.verdicts.verdicts), divergences, tuple(sorted(data.beside))
+    )
 
 
 def _check_size(data: ReportData) -> None:
-    if data.estimates.cells and not data.records and any(cell.outcomes for cell in data.estimates.cells):
-        raise ReproError(
-            "The page carries no records, so nothing can be recomputed from it.",
-            "A study of more than 1,000 trials is summed up on its page; its records lie in the store that made it.",
-            "Recompute it where the records are: specprefill-repro stage estimates NAME, then compare.",
-            Exit.VERIFICATION,
-        )
     positions = 0
     for number, record in enumerate(data.records):
         if isinstance(record.evidence, Evidence):
@@ -82,6 +90,13 @@ def _check_size(data: ReportData) -> None:
             raise _too_large(f"record {number + 1} names more positions than a prompt has")
     if cells_of(data.study) > MAX_CELLS:
         raise _too_large(f"its study has more than {MAX_CELLS:,} cells")
+
+
+def _carried(data: ReportData) -> Trials:
+    try:
+        return Trials.of_records(data.records)
+    except (pa.ArrowException, OverflowError) as error:
+        raise _too_large(f"a number in its records is no number of a trial ({error})") from error
 
 
 def cells_of(study: Study) -> int:
@@ -98,18 +113,18 @@ def _too_large(what: str) -> ReproError:
     )
 
 
-def _check_records(data: ReportData) -> None:
+def _check_records(trials: Trials, receipts: Sequence[BlockReceipt]) -> None:
     """Every record is named by the receipt of its block, in its place, and every receipt by its own parts."""
     named: dict[str, str] = {}
-    for receipt in data.receipts:
+    for receipt in receipts:
         place = f"receipt of block {receipt.block} of {receipt.cell}"
         if content_id(dict(receipt.parts)) != receipt.fingerprint:
             raise _differs(place, "the fingerprint of its parts", f"fingerprint {receipt.fingerprint[:12]}...")
         for position, identity in enumerate(receipt.records):
             named[identity] = f"trial {position + 1} of block {receipt.block} of {receipt.cell}"
-    for number, record in enumerate(data.records):
-        identity = content_id(record)
-        own = f"trial {record.position + 1} of block {record.block} of {record.cell}"
+    columns = (trials.table[name].to_pylist() for name in (RECORD, "cell", "block", "position"))
+    for number, (identity, cell, block, position) in enumerate(zip(*columns, strict=True)):
+        own = f"trial {position + 1} of block {block} of {cell}"
         if identity not in named:
             where = f"record {number + 1} ({own})"
             raise _differs(where, "content with a hash that a receipt names", f"content with the hash {identity}")
@@ -119,21 +134,20 @@ def _check_records(data: ReportData) -> None:
         raise _differs(next(iter(named.values())), "a record", "none")
 
 
-def _check_estimates(data: ReportData) -> int:
-    """Recompute the estimates; return how many KL values were taken from the page."""
+def _check_estimates(data: ReportData, trials: Trials, receipts: Sequence[BlockReceipt]) -> int:
+    """Recompute the estimates; return how many KL values were taken from those that were told."""
     told = {
         (pair.dense_record, pair.treated_record): pair.kl_nats for cell in data.estimates.cells for pair in cell.pairs
     }
-    identities = {id(record): content_id(record) for record in data.records}
     read = 0
 
-    def divergence(dense: TrialRecord, treated: TrialRecord) -> float | None:
+    def divergence(twins: Twins) -> float | None:
         nonlocal read
-        pair = identities[id(dense)], identities[id(treated)]
+        pair = twins.dense_record, twins.treated_record
         if pair not in told:
-            raise _differs(f"the estimate of {dense.cell}", f"a pair of record {pair[0][:12]}", "none")
+            raise _differs(f"the estimate of {twins.dense.cell}", f"a pair of record {pair[0][:12]}", "none")
         value = told[pair]
-        if not (isinstance(dense.evidence, Evidence) and isinstance(treated.evidence, Evidence)):
+        if not (isinstance(twins.dense.evidence, Evidence) and isinstance(twins.treated.evidence, Evidence)):
             if value is not None:
                 raise _differs(f"the KL of record {pair[0][:12]}", "none: a server tells no distribution", str(value))
             return None
@@ -142,7 +156,7 @@ def _check_estimates(data: ReportData) -> int:
             raise _differs(f"the KL of record {pair[0][:12]}", "a number from 0 on", str(value))
         return value
 
-    found = estimate_study(data.study, data.records, data.receipts, data.gates, divergence)
+    found = estimate_study(data.study, trials.of_cell, receipts, data.gates, divergence)
     _compare("estimates", found, data.estimates)
     return read
 
@@ -152,7 +166,7 @@ def _check_verdicts(data: ReportData) -> None:
         data.study,
         data.estimates,
         [verdict.claim for verdict in data.verdicts.verdicts],
-        facts_of(data.study, data.records, data.models),
+        facts_of(data.estimates, data.models),
         data.verdicts.contradictions,
     )
     _compare("verdicts", found, data.verdicts)

@@ -14,7 +14,8 @@ PLACEBO = "blocks/pair-400-placebo/0.json"
 GATE = "gate/pair.json"
 PROMPTS = "prompts/pair-400.json"
 REPORT = "reports/tiny/index.html"
-ANALYSIS = {"estimates.json", "verdicts.json", REPORT}
+ESTIMATES = {"estimates.json", "trials.parquet", "blocks.parquet"}
+ANALYSIS = {*ESTIMATES, "verdicts.json", REPORT}
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +75,7 @@ def test_statistics_make_analysis_and_report_stale(finished, edit):
 
 def test_the_rules_of_verdicts_make_verdicts_and_report_stale(finished, edit):
     edit("src/specprefill_repro/verdicts/attribution.py", "", "\nADDED = 1\n")
-    assert planned_outputs(finished) == ANALYSIS - {"estimates.json"}
+    assert planned_outputs(finished) == ANALYSIS - ESTIMATES
 
 
 def test_scoring_code_makes_the_gate_and_speculative_trials_stale(finished, edit):
@@ -113,7 +114,7 @@ def test_a_claim_makes_verdicts_and_report_stale(finished, edit):
     number = re.search(r"value: ([0-9.]+)", file.read_text())
     assert number is not None
     edit("config/claims/demo.yaml", number.group(0), "value: 0.5")
-    assert planned_outputs(finished) == ANALYSIS - {"estimates.json"}
+    assert planned_outputs(finished) == ANALYSIS - ESTIMATES
 
 
 def test_a_model_file_makes_its_model_and_all_that_reads_it_stale(finished):

@@ -197,13 +197,17 @@ def test_text_is_compared_without_case_and_marks_and_otherwise_exactly() -> None
 
 def test_facts_come_from_what_the_trials_found() -> None:
     study = demo_study(blocks=1)
-    records = synthetic_study_records(study, 1).records
-    facts = facts_of(study, records, {})
+    made = synthetic_study_records(study, 1)
+    facts = facts_of(build_estimates(study, *made), {})
     assert (facts.hardware, facts.memory_gib, facts.engines) == (
         "Synthetic",
         16.0,
         {"mlx-lm": EngineFacts("mlx-lm", "0")},
     )
-    other = records[0].model_copy(update={"environment": {"chip": "Another"}})
-    assert facts_of(study, [*records, other], {}).hardware is None
-    assert facts_of(study, [], {}).engines == {}
+    for found in ({"chip": "Another"}, {"chip": "Synthetic"}):
+        records = [made.records[0].model_copy(update={"environment": found}), *made.records[1:]]
+        differing = build_estimates(study, records, *made[1:])
+        assert (facts_of(differing, {}).hardware is None) == (found["chip"] == "Another")
+        assert facts_of(differing, {}).memory_gib is None
+        assert differing.environment["memory_gib"] == ("16", "not recorded")
+    assert facts_of(build_estimates(study, [], [], *made[2:]), {}).engines == {}

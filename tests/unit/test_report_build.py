@@ -14,6 +14,7 @@ from specprefill_repro.errors import ReproError
 from specprefill_repro.report.build import render_report, visible
 from specprefill_repro.report.data import LISTED_TRIALS, read_embedded
 from specprefill_repro.study.schema import Treatment
+from specprefill_repro.trials.table import Trials
 from specprefill_repro.verdicts.schema import Rule, Word
 from synthetic_records import Fault, World
 
@@ -120,11 +121,19 @@ def test_four_hundred_trials_and_forty_claims_fit_into_500_kb() -> None:
 def test_many_trials_are_shown_cell_by_cell() -> None:
     data = report_data("gain", blocks=26)
     assert len(data.records) > LISTED_TRIALS
-    page = render_report(data)
+    beside = {"trials.parquet": "0" * 64}
+    large = data.model_copy(update={"records": (), "receipts": (), "beside": beside})
+    page = render_report(large, Trials.of_records(data.records))
     assert len(page.encode()) < 200_000
-    assert "1,144 trials" in Page(page).text
+    text = Page(page).text
+    assert "1,144 trials" in text and f"trials.parquet, SHA-256 {'0' * 64}" in text
     carried = read_embedded(page)
-    assert carried.records == () and carried.estimates.cells[0].speedup == data.estimates.cells[0].speedup
+    assert carried.beside == beside and carried.estimates.cells[0].speedup == data.estimates.cells[0].speedup
+    # What is summed up says the same as on the page that lists them all.
+    rows = [
+        re.findall(r"<tr>.*?</tr>", one[one.index("What ran, arm by arm") :]) for one in (page, render_report(data))
+    ]
+    assert len(rows[0]) > 10 and rows[0][:13] == rows[1][:13]
 
 
 def test_the_page_carries_its_data(pages: dict[str, str]) -> None:

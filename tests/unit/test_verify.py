@@ -2,10 +2,12 @@
 
 import base64
 import bz2
+import dataclasses
 import hashlib
 import json
 import random
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -22,6 +24,8 @@ from specprefill_repro.calibration.worlds import TRUE_WORLDS
 from specprefill_repro.errors import Exit, ReproError
 from specprefill_repro.files import canonical_json, content_id
 from specprefill_repro.report.data import ReportData
+from specprefill_repro.trials.schema import TrialRecord
+from specprefill_repro.trials.table import Trials, parquet, read_table, trial_table
 from specprefill_repro.verify import verify_page
 
 BLOCK = re.compile(r'(<script type="application/json" id="records">)(.*?)(</script>)', re.DOTALL)
@@ -39,10 +43,10 @@ def one_rendering_of_each_data() -> Any:
     drawn: dict[str, str] = {}
     original = verify.render_report
 
-    def render(data: ReportData) -> str:
+    def render(data: ReportData, trials: Trials) -> str:
         key = content_id(data)
         if key not in drawn:
-            drawn[key] = original(data)
+            drawn[key] = original(data, trials)
         return drawn[key]
 
     with pytest.MonkeyPatch.context() as patch:
@@ -202,6 +206,90 @@ def test_a_page_larger_than_any_report_is_not_read(tmp_path: Path, monkeypatch: 
     (tmp_path / "page.html").write_text(" " * 1001)
     with pytest.raises(ReproError, match="larger than 1,000 bytes"):
         verify_page(tmp_path / "page.html")
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of a study that is called large: its records lie beside it."""
+    project, _ = run_case(TRUE_WORLDS[0], tmp_path_factory.mktemp("large"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("specprefill_repro.report.data.LISTED_TRIALS", 10)
+        return render_page(project)
+
+
+def beside(large: Path, folder: Path) -> Path:
+    return Path(shutil.copytree(large.parent, folder / "copy")) / large.name
+
+
+def test_a_large_study_is_verified_from_the_files_beside_its_page(large: Path, page: Path) -> None:
+    assert embedded(large.read_text())["records"] == []
+    found = verify_page(large)
+    assert found.beside == ("blocks.parquet", "estimates.json", "trials.parquet")
+    assert dataclasses.replace(found, beside=()) == verify_page(page)
+
+
+def test_a_large_study_without_the_files_beside_its_page_is_refused(large: Path, tmp_path: Path) -> None:
+    path = beside(large, tmp_path)
+    (path.parent / "trials.parquet").unlink()
+    assert "trials.parquet is missing" in refused(path, path.read_text())
+
+
+@pytest.mark.parametrize("name", ["trials.parquet", "blocks.parquet", "estimates.json"])
+def test_a_changed_byte_beside_the_page_is_caught(large: Path, tmp_path: Path, name: str) -> None:
+    path = beside(large, tmp_path)
+    content = bytearray((path.parent / name).read_bytes())
+    content[len(content) // 2] ^= 1
+    (path.parent / name).write_bytes(content)
+    assert f"{name} is not the file that the page was made from" in refused(path, path.read_text())
+
+
+def resealed(path: Path, name: str, content: bytes) -> str:
+    """The page with another file beside it, and its hash made to fit everywhere."""
+    before = hashlib.sha256((path.parent / name).read_bytes()).hexdigest()
+    (path.parent / name).write_bytes(content)
+    data = json.loads(json.dumps(embedded(path.read_text())))
+    data["beside"][name] = hashlib.sha256(content).hexdigest()
+    return sealed(path.read_text(), canonical_json(data)).replace(before, data["beside"][name])
+
+
+def test_a_changed_second_beside_the_page_is_caught_though_all_hashes_are_made_to_fit(
+    large: Path, tmp_path: Path
+) -> None:
+    path = beside(large, tmp_path)
+    trials = Trials(read_table(path.parent / "trials.parquet", TrialRecord))
+    records = trials.records()
+    records[7] = records[7].model_copy(update={"seconds": records[7].seconds + 0.001})
+    kept = resealed(path, "trials.parquet", parquet(trial_table(trials.ids(), records)))
+    assert "row 8 is not the record" in refused(path, kept)
+    ids = [content_id(record) for record in records]
+    own = f"record 8 (trial {records[7].position + 1} of block {records[7].block} of {records[7].cell})"
+    assert own in refused(path, resealed(path, "trials.parquet", parquet(trial_table(ids, records))))
+
+
+def test_a_changed_pair_beside_the_page_is_caught_though_all_hashes_are_made_to_fit(
+    large: Path, tmp_path: Path
+) -> None:
+    path = beside(large, tmp_path)
+    data = json.loads((path.parent / "estimates.json").read_text())
+    data["cells"][1]["pairs"][0]["log_ratio"] += 0.01
+    assert "estimates.cells[pair-1024-speculative-keep0.2].pairs[number-1024-000].log_ratio" in refused(
+        path, resealed(path, "estimates.json", canonical_json(data))
+    )
+
+
+def test_a_table_made_to_exhaust_the_machine_is_refused(large: Path, tmp_path: Path) -> None:
+    path = beside(large, tmp_path)
+    trials = Trials(read_table(path.parent / "trials.parquet", TrialRecord))
+    first, *rest = trials.records()
+    vast = first.model_copy(update={"prompt": first.prompt.model_copy(update={"tokens": 10**12})})
+    ids = [content_id(vast), *trials.ids()[1:]]
+    page = resealed(path, "trials.parquet", parquet(trial_table(ids, [vast, *rest])))
+    assert "more tokens than a prompt has" in refused(path, page)
+
+
+def test_a_number_beyond_any_integer_of_a_table_is_refused(page: Path, tmp_path: Path) -> None:
+    edited = changed(page, lambda data: data["records"][0].update(position=10**30))
+    assert "no number of a trial" in refused(tmp_path / "page.html", edited)
 
 
 def test_nothing_of_mlx_is_needed(page: Path) -> None:

@@ -4,7 +4,7 @@ rule estimates:
         *BLOCKS,
         gates=GATES,
     output:
-        f"{RESULTS}/estimates.json",
+        *ESTIMATES,
     log:
         f"{RESULTS}/logs/estimates.log",
     conda:
@@ -18,8 +18,7 @@ rule estimates:
 
 rule verdicts:
     input:
-        *BLOCKS,
-        estimates=f"{RESULTS}/estimates.json",
+        ESTIMATES,
         claims=staleness.claim_files(PROJECT),
         models=RECEIPTS,
     output:

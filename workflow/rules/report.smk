@@ -1,8 +1,7 @@
 # Render the page, with every record inside.
 rule report:
     input:
-        *BLOCKS,
-        estimates=f"{RESULTS}/estimates.json",
+        ESTIMATES,
         verdicts=f"{RESULTS}/verdicts.json",
         gates=GATES,
         models=RECEIPTS,

@@ -1,6 +1,7 @@
 """Records to estimates: one plain function, the same whether the records come from the store or from a report."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import mean, median
 
 from specprefill_repro.estimates.agreement import agreements, suspicions
@@ -15,13 +16,22 @@ from specprefill_repro.estimates.pairing import (
     pair_estimates,
     sort_trials,
 )
-from specprefill_repro.estimates.prediction import DenseTimes, baseline_problem, dense_times, predicted_speedup
-from specprefill_repro.estimates.schema import CellEstimate, Drift, Estimates, PairEstimate
+from specprefill_repro.estimates.prediction import (
+    DenseTimes,
+    DenseTrial,
+    baseline_problem,
+    dense_times,
+    dense_trial,
+    predicted_speedup,
+)
+from specprefill_repro.estimates.schema import CellEstimate, Decoding, Drift, EngineFound, Estimates, PairEstimate
 from specprefill_repro.estimates.statistics import degrees_of_freedom, drift, interval, share_interval, summary
 from specprefill_repro.gate.schema import GateResult
 from specprefill_repro.study.plan import ArmKind, Cell, plan_cells
 from specprefill_repro.study.schema import Study, Treatment
 from specprefill_repro.trials.schema import PHASES, BlockReceipt, TrialRecord
+
+NOT_RECORDED = "not recorded"
 
 
 def build_estimates(
@@ -31,7 +41,7 @@ def build_estimates(
     gates: Mapping[str, GateResult],
     log_probabilities: LogProbabilities,
 ) -> Estimates:
-    """Estimate every cell of a study.
+    """Estimate every cell of a study from records in memory.
 
     Args:
         records: those that the receipts name, in any order.
@@ -41,32 +51,52 @@ def build_estimates(
     Raises:
         ReproError: two records stand for one trial.
     """
-    return estimate_study(study, records, receipts, gates, divergence_of(log_probabilities))
+    by_cell: dict[str, list[TrialRecord]] = {}
+    for record in records:
+        by_cell.setdefault(record.cell, []).append(record)
+    return estimate_study(study, lambda cell: by_cell.get(cell, ()), receipts, gates, divergence_of(log_probabilities))
 
 
 def estimate_study(
     study: Study,
-    records: Sequence[TrialRecord],
+    trials_of: Callable[[str], Sequence[TrialRecord]],
     receipts: Sequence[BlockReceipt],
     gates: Mapping[str, GateResult],
     divergence: Divergence,
 ) -> Estimates:
-    """The same, with `divergence` giving the KL of each pair that counts: for whoever has no log-probabilities."""
-    cells = plan_cells(study)
-    index = index_trials(records)
-    by_cell: dict[str, list[BlockReceipt]] = {cell.id: [] for cell in cells}
+    """Estimate every cell of a study, with the records of one cell in memory at a time.
+
+    Args:
+        trials_of: cell -> its records; asked once for each cell of the study, in its order.
+        divergence: gives the KL of each pair that counts.
+
+    Raises:
+        ReproError: as `build_estimates`.
+    """
+    by_cell: dict[str, list[BlockReceipt]] = {}
     for receipt in receipts:
-        if receipt.cell in by_cell:
-            by_cell[receipt.cell].append(receipt)
-    trials = {cell.id: sort_trials(cell, index, by_cell[cell.id], gates.get(cell.pair)) for cell in cells}
-    dense = [record for cell in cells for record in _dense_trials(trials[cell.id])]
-    engine_of = {cell.id: cell.engine for cell in cells}
+        by_cell.setdefault(receipt.cell, []).append(receipt)
+    engines: dict[str, _Found] = {}
+    measured = []
+    # Answers of servers are held against those of other cells, so such a study is held whole.
+    has_servers = any(study.runs_on_server(cell.engine) for cell in plan_cells(study))
+    answered: list[TrialRecord] = []
+    for cell in plan_cells(study):
+        records = trials_of(cell.id)
+        if records:
+            engines.setdefault(cell.engine, _Found()).add(records)
+        trials = sort_trials(cell, index_trials(records), by_cell.get(cell.id, ()), gates.get(cell.pair))
+        if has_servers:
+            answered += records
+        measured.append(_measure(cell, trials, divergence))
+    dense = sorted(trial for cell in measured for trial in cell.dense)
+    engine_of = {cell.id: cell.engine for cell in plan_cells(study)}
     times = {
-        engine: dense_times(record for record in dense if engine_of[record.cell] == engine)
+        engine: dense_times(trial for trial in dense if engine_of[trial.cell] == engine)
         for engine in set(engine_of.values())
     }
-    estimates = tuple(_cell(study, cell, trials[cell.id], times[cell.engine], divergence) for cell in cells)
-    agreed = agreements(sorted(records, key=_order))
+    estimates = tuple(_estimate(study, found, times[found.cell.engine]) for found in measured)
+    agreed = agreements(sorted(answered, key=_order))
     return Estimates(
         study=study.name,
         cells=estimates,
@@ -75,43 +105,90 @@ def estimate_study(
         drift=_drifts(study, dense),
         agreements=agreed,
         suspicions=suspicions(agreed),
+        engines={name: found.result() for name, found in sorted(engines.items())},
     )
-
-
-def _dense_trials(trials: Sorted) -> list[TrialRecord]:
-    """Dense trials of pairs that count, in the order in which they ran."""
-    both = [record for twins in trials.counted for record in (twins.dense, twins.treated)]
-    return sorted((record for record in both if record.requested.kind is ArmKind.DENSE), key=_order)
 
 
 def _order(record: TrialRecord) -> tuple[str, str, int, int]:
     return record.started_at, record.cell, record.block, record.position
 
 
-def _cell(
-    study: Study,
-    cell: Cell,
-    trials: Sorted,
-    times: Mapping[str, Mapping[int, DenseTimes]],
-    divergence: Divergence,
-) -> CellEstimate:
-    pairs = pair_estimates(trials.counted, divergence)
+class _Found:
+    """What the processes of the trials on one engine found."""
+
+    def __init__(self) -> None:
+        self.kinds: set[str] = set()
+        self.values: dict[str, set[str]] = {}
+        self.counts: dict[str, int] = {}
+        self.trials = 0
+
+    def add(self, records: Sequence[TrialRecord]) -> None:
+        self.trials += len(records)
+        for record in records:
+            self.kinds.add(record.engine)
+            for name, value in record.environment.items():
+                self.values.setdefault(name, set()).add(value)
+                self.counts[name] = self.counts.get(name, 0) + 1
+
+    def result(self) -> EngineFound:
+        """A trial that does not have a value that others have counts as NOT_RECORDED."""
+        environment = {
+            name: tuple(sorted(values | ({NOT_RECORDED} if self.counts[name] < self.trials else set())))
+            for name, values in sorted(self.values.items())
+        }
+        return EngineFound(kinds=tuple(sorted(self.kinds)), environment=environment)
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """All of a cell's trials that its estimate needs."""
+
+    cell: Cell
+    pairs: tuple[PairEstimate, ...]
+    problems: tuple[str, ...]
+    outcomes: dict[str, int]
+    cached_trials: int
+    kept: float | None
+    """Mean number of tokens that the target read in the treated arm."""
+    decoding: Decoding | None
+    dense_phases: dict[str, float]
+    treated_phases: dict[str, float]
+    dense: tuple[DenseTrial, ...]
+    """Of pairs that count, a placebo's treated trials included."""
+
+
+def _measure(cell: Cell, trials: Sorted, divergence: Divergence) -> _Measured:
+    outcomes: dict[str, int] = {}
+    for record in trials.trials:
+        if record.treated:
+            outcomes[record.outcome] = outcomes.get(record.outcome, 0) + 1
     dense = [twins.dense for twins in trials.counted]
     treated = [twins.treated for twins in trials.counted]
+    return _Measured(
+        cell=cell,
+        pairs=pair_estimates(trials.counted, divergence),
+        problems=trials.problems,
+        outcomes=outcomes,
+        cached_trials=sum(record.evidence.cache_tokens_before > 0 for record in trials.trials),
+        kept=mean(record.evidence.tokens_kept for record in treated) if treated else None,
+        decoding=decoding(trials.counted),
+        dense_phases=_median_phases(dense),
+        treated_phases=_median_phases(treated),
+        dense=tuple(dense_trial(r) for r in (*dense, *treated) if r.requested.kind is ArmKind.DENSE),
+    )
+
+
+def _estimate(study: Study, measured: _Measured, times: Mapping[str, Mapping[int, DenseTimes]]) -> CellEstimate:
+    cell, pairs, kept = measured.cell, measured.pairs, measured.kept
     ratios = [pair.log_ratio for pair in pairs]
     same = [pair.same_first_token for pair in pairs if pair.same_first_token is not None]
     divergences = [pair.kl_nats for pair in pairs if pair.kl_nats is not None]
     found = sum(pair.dense_answer_found for pair in pairs)
     lost = sum(pair.dense_answer_found and not pair.treated_answer_found for pair in pairs)
-    outcomes: dict[str, int] = {}
-    for record in trials.trials:
-        if record.treated:
-            outcomes[record.outcome] = outcomes.get(record.outcome, 0) + 1
     parts = times.get(study.pairs[cell.pair].target, {})
     known = {length: part.total for length, part in parts.items()}
     draft = times.get(study.pairs[cell.pair].draft, {})
-    dense_median = median(record.seconds for record in dense) if dense else None
-    kept = mean(record.evidence.tokens_kept for record in treated) if treated else None
+    dense_median = median(pair.dense_seconds for pair in pairs) if pairs else None
     # Void pairs only make fewer of both.
     degrees = degrees_of_freedom(len(pairs), 2 * cell.blocks, 2 * cell.most_blocks) if pairs else None
     return CellEstimate(
@@ -129,9 +206,9 @@ def _cell(
         interval95=interval(ratios, 0.95, degrees),
         interval90=interval(ratios, 0.90, degrees),
         dense_median_seconds=dense_median,
-        treated_median_seconds=median(record.seconds for record in treated) if treated else None,
-        dense_phases=_median_phases(dense),
-        treated_phases=_median_phases(treated),
+        treated_median_seconds=median(pair.treated_seconds for pair in pairs) if pairs else None,
+        dense_phases=measured.dense_phases,
+        treated_phases=measured.treated_phases,
         predicted_speedup=None if kept is None else predicted_speedup(study, cell, kept, times),
         bound_speedup=_bound(cell, parts, draft),
         break_even_tokens=_break_even(cell, parts, draft),
@@ -141,10 +218,10 @@ def _cell(
         answers_lost_interval=share_interval(lost, found),
         first_token_agreement=mean(same) if same else None,
         median_kl_nats=median(divergences) if divergences else None,
-        decoding=decoding(trials.counted),
-        problems=trials.problems,
-        outcomes=outcomes,
-        cached_trials=sum(record.evidence.cache_tokens_before > 0 for record in trials.trials),
+        decoding=measured.decoding,
+        problems=measured.problems,
+        outcomes=measured.outcomes,
+        cached_trials=measured.cached_trials,
         baseline_problem=None if dense_median is None else baseline_problem(cell.length, dense_median, known),
     )
 
@@ -181,23 +258,20 @@ def _placebo_margin(cells: Sequence[CellEstimate]) -> float | None:
     return abs(seen.mean) + seen.half_width(0.95)
 
 
-def _drifts(study: Study, dense: Sequence[TrialRecord]) -> tuple[Drift, ...]:
+def _drifts(study: Study, dense: Sequence[DenseTrial]) -> tuple[Drift, ...]:
     """Drift of each target's dense seconds on each engine at each length, against the number of the trial in the
-    study's order."""
-    number = {id(record): position for position, record in enumerate(sorted(dense, key=_order))}
-    groups: dict[tuple[str, str, int], list[TrialRecord]] = {}
+    study's order; `dense` are in that order."""
+    groups: dict[tuple[str, str, int], list[tuple[int, float]]] = {}
     cells = {cell.id: cell for cell in plan_cells(study)}
-    for record in dense:
-        cell = cells[record.cell]
-        groups.setdefault((cell.pair, cell.engine, record.prompt.tokens), []).append(record)
+    for number, trial in enumerate(dense):
+        cell = cells[trial.cell]
+        groups.setdefault((cell.pair, cell.engine, trial.tokens), []).append((number, trial.seconds))
     drifts = []
-    for (pair, engine, length), records in groups.items():
-        found = drift([number[id(record)] for record in records], [record.seconds for record in records])
+    for (pair, engine, length), trials in groups.items():
+        found = drift([number for number, _ in trials], [seconds for _, seconds in trials])
         if found is not None:
             change, interval95 = found
             drifts.append(
-                Drift(
-                    pair=pair, engine=engine, length=length, trials=len(records), change=change, interval95=interval95
-                )
+                Drift(pair=pair, engine=engine, length=length, trials=len(trials), change=change, interval95=interval95)
             )
     return tuple(drifts)

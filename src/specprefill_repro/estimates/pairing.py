@@ -15,9 +15,6 @@ from specprefill_repro.trials.schema import BlockReceipt, Evidence, TrialRecord
 LogProbabilities = Callable[[str], object]
 """Content hash -> float32 [vocabulary] log-probabilities of a first token."""
 
-Divergence = Callable[[TrialRecord, TrialRecord], float | None]
-"""(dense, treated) -> KL(dense || treated) of the first token's distribution, in nats; None where none is known."""
-
 Index = Mapping[tuple[str, int], Sequence[TrialRecord]]
 """(cell, block) -> its trials in the order in which they ran."""
 
@@ -30,6 +27,10 @@ class Twins:
     treated: TrialRecord
     dense_record: str
     treated_record: str
+
+
+Divergence = Callable[[Twins], float | None]
+"""KL(dense || treated) of the first token's distribution, in nats; None where none is known."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,7 @@ def pair_estimates(counted: Sequence[Twins], divergence: Divergence) -> tuple[Pa
             dense_answer_found=twins.dense.answer_found,
             treated_answer_found=twins.treated.answer_found,
             same_first_token=_same_first_token(twins),
-            kl_nats=divergence(twins.dense, twins.treated),
+            kl_nats=divergence(twins),
             outlier=outlier,
             depth=twins.dense.prompt.depth,
             **_what_was_read(twins.treated),
@@ -140,10 +141,11 @@ def _what_was_read(treated: TrialRecord) -> dict[str, Any]:
 def divergence_of(log_probabilities: LogProbabilities) -> Divergence:
     """The divergence as it is computed from stored log-probabilities."""
 
-    def divergence(dense: TrialRecord, treated: TrialRecord) -> float | None:
-        if not isinstance(dense.evidence, Evidence) or not isinstance(treated.evidence, Evidence):
+    def divergence(twins: Twins) -> float | None:
+        dense, treated = twins.dense.evidence, twins.treated.evidence
+        if not isinstance(dense, Evidence) or not isinstance(treated, Evidence):
             return None
-        here, there = dense.evidence.logits_sha256, treated.evidence.logits_sha256
+        here, there = dense.logits_sha256, treated.logits_sha256
         return 0.0 if here == there else kl_divergence(log_probabilities(here), log_probabilities(there))
 
     return divergence

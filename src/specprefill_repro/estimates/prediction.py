@@ -18,6 +18,7 @@ and with the quadratic term that the paper leaves out.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import median
+from typing import NamedTuple
 
 import numpy as np
 from scipy.optimize import nnls
@@ -61,6 +62,38 @@ def fit_cost(seconds: Mapping[int, float]) -> PrefillCost:
     return PrefillCost(float(solution[0]), float(solution[1]))
 
 
+class DenseTrial(NamedTuple):
+    """What the cost of a model is computed from: one sound dense trial."""
+
+    started_at: str
+    cell: str
+    block: int
+    position: int
+    target: str
+    tokens: int
+    seconds: float
+    step: float
+    """One pass of one token after the whole prompt."""
+
+
+def dense_trial(record: TrialRecord) -> DenseTrial:
+    """What of a record the cost of a model is computed from."""
+    if record.decode_tokens:
+        step = record.decode_seconds / record.decode_tokens
+    else:
+        step = record.phases.first_token if record.phases else 0.0
+    return DenseTrial(
+        started_at=record.started_at,
+        cell=record.cell,
+        block=record.block,
+        position=record.position,
+        target=record.target,
+        tokens=record.prompt.tokens,
+        seconds=record.seconds,
+        step=step,
+    )
+
+
 @dataclass(frozen=True)
 class DenseTimes:
     """Medians over the dense trials of one model at one length, in seconds."""
@@ -70,24 +103,18 @@ class DenseTimes:
     """One pass of one token after the whole prompt; not known of a server, and then 0."""
 
 
-def dense_times(dense: Iterable[TrialRecord]) -> dict[str, dict[int, DenseTimes]]:
+def dense_times(dense: Iterable[DenseTrial]) -> dict[str, dict[int, DenseTimes]]:
     """{target: {length: medians}} of sound dense trials on one engine."""
-    groups: dict[tuple[str, int], list[TrialRecord]] = {}
-    for record in dense:
-        groups.setdefault((record.target, record.prompt.tokens), []).append(record)
+    groups: dict[tuple[str, int], list[DenseTrial]] = {}
+    for trial in dense:
+        groups.setdefault((trial.target, trial.tokens), []).append(trial)
     times: dict[str, dict[int, DenseTimes]] = {}
-    for (target, length), records in groups.items():
+    for (target, length), trials in groups.items():
         times.setdefault(target, {})[length] = DenseTimes(
-            total=median(record.seconds for record in records),
-            step=median(_step(record) for record in records),
+            total=median(trial.seconds for trial in trials),
+            step=median(trial.step for trial in trials),
         )
     return times
-
-
-def _step(record: TrialRecord) -> float:
-    if record.decode_tokens:
-        return record.decode_seconds / record.decode_tokens
-    return record.phases.first_token if record.phases else 0.0
 
 
 def predicted_speedup(

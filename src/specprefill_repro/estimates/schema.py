@@ -166,6 +166,15 @@ class Agreement(Frozen):
     """Share whose first piece of text begins our dense answer."""
 
 
+class EngineFound(Frozen):
+    """What the trials on one engine say about it."""
+
+    kinds: tuple[str, ...]
+    """As claims name them, sorted; one, unless something is wrong."""
+    environment: dict[str, tuple[str, ...]]
+    """What the trials' processes found (chip, versions), sorted; more than one value where trials differ."""
+
+
 class Estimates(Frozen):
     study: str
     cells: tuple[CellEstimate, ...]
@@ -178,3 +187,19 @@ class Estimates(Frozen):
     """Of servers with this package's own engine; none where they share no prompt."""
     suspicions: tuple[str, ...] = ()
     """What those agreements cast doubt on, in words."""
+    engines: dict[str, EngineFound] = Field(default_factory=dict)
+    """By the study's names for them; those that ran a trial."""
+
+    @property
+    def environment(self) -> dict[str, tuple[str, ...]]:
+        """What the trials' processes found on any engine."""
+        found: dict[str, set[str]] = {}
+        for engine in self.engines.values():
+            for name, values in engine.environment.items():
+                found.setdefault(name, set()).update(values)
+        return {name: tuple(sorted(values)) for name, values in sorted(found.items())}
+
+
+def estimates_json(estimates: Estimates) -> str:
+    """Estimates as they lie on disk; by pydantic's own writer, since there can be 50,000 pairs."""
+    return estimates.model_dump_json(indent=1) + "\n"

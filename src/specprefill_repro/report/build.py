@@ -8,16 +8,21 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from specprefill_repro.estimates.decoding import ENOUGH_TOKENS
-from specprefill_repro.files import content_id
 from specprefill_repro.report import figures, numbers, rows, rules
 from specprefill_repro.report.answer import answer, failed_controls, margin
 from specprefill_repro.report.data import LISTED_TRIALS, ReportData, embedded
 from specprefill_repro.trials.schema import PHASES
+from specprefill_repro.trials.table import Trials
 from specprefill_repro.verdicts.schema import ClaimKind, Word
 
 
-def render_report(data: ReportData) -> str:
-    """Return the page."""
+def render_report(data: ReportData, trials: Trials | None = None) -> str:
+    """Return the page.
+
+    Args:
+        trials: all trials of the study; by default those that `data` holds.
+    """
+    trials = Trials.of_records(data.records) if trials is None else trials
     environment = Environment(
         loader=PackageLoader("specprefill_repro.report"),
         autoescape=True,
@@ -27,7 +32,7 @@ def render_report(data: ReportData) -> str:
         finalize=visible,
     )
     environment.globals.update(n=numbers, rows=rows, Word=Word)
-    text = environment.get_template("page.html").render(_context(data))
+    text = environment.get_template("page.html").render(_context(data, trials))
     # Indentation of the templates is a tenth of the page.
     return re.sub(r"\n\s+", "\n", text)
 
@@ -43,13 +48,10 @@ def _hidden(char: str) -> bool:
     return unicodedata.category(char) in ("Cc", "Cf", "Cs", "Zl", "Zp") and char not in "\n\t"
 
 
-def _context(data: ReportData) -> dict[str, Any]:
+def _context(data: ReportData, trials: Trials) -> dict[str, Any]:
     judged, set_aside = rows.judged_and_set_aside(data.verdicts.verdicts)
     published = [v for v in data.verdicts.verdicts if v.claim.kind is not ClaimKind.EXPECTATION]
     published.sort(key=lambda verdict: -sum(bool(condition.matches) for condition in verdict.conditions))
-    listed = [rows.Listed(content_id(record), record) for record in data.records] if data.lists_trials else []
-    # Above the limit the evidence is still summed up record by record; only ids, which cost a hash each, are not made.
-    cells = rows.by_cell(data, listed or [rows.Listed("", record) for record in data.records])
     phases = figures.phase_figures(data)
     return {
         "data": data,
@@ -62,13 +64,14 @@ def _context(data: ReportData) -> dict[str, Any]:
         "synthetic": rows.synthetic_models(data),
         "unlocked": rows.unlocked_models(data),
         "roles": rows.roles(data),
-        "evidence": rows.evidence_rows(data, cells),
+        "evidence": rows.evidence_rows(data, trials.frame),
         "pitfalls": rows.pitfall_rows(data.gates),
         "decoding": rows.decoding_rows(data.estimates.cells),
         "enough_tokens": ENOUGH_TOKENS,
-        "requests": rows.request_rows(data, cells),
-        "environment": rows.environment(data.records),
-        "trials": cells if data.lists_trials else {},
+        "requests": rows.request_rows(data, trials.frame),
+        "environment": rows.environment(data),
+        "trials": rows.by_cell(data, trials) if data.lists_trials else {},
+        "number_of_trials": len(trials),
         "trial_limit": LISTED_TRIALS,
         "labels": {cell.cell: rows.cell_label(cell) for cell in data.estimates.cells},
         "speed": figures.speed_figures(data),
@@ -80,7 +83,7 @@ def _context(data: ReportData) -> dict[str, Any]:
         "rule_tables": rules.rule_tables(data),
         "rule_sources": rules.rule_sources(data),
         "controls": figures.control_figures(data),
-        "drift": figures.drift_figures(data),
+        "drift": figures.drift_figures(data, trials.frame),
         "detailed_claims": figures.DETAILED_CLAIMS,
         "claims": figures.claim_figures(data),
         "embedded": Markup(embedded(data)),  # JSON of base64 and hex digits

@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from specprefill_repro.errors import Exit, ReproError
 from specprefill_repro.estimates.schema import Estimates
@@ -19,7 +19,7 @@ from specprefill_repro.trials.schema import BlockReceipt, TrialRecord
 from specprefill_repro.verdicts.schema import Verdicts
 
 LISTED_TRIALS = 1000
-"""A page lists and carries at most this many trials; a larger study is shown cell by cell."""
+"""A page lists and carries at most this many; a larger study is shown cell by cell, and its records lie beside it."""
 MAX_EMBEDDED_BYTES = 50_000_000
 
 
@@ -30,14 +30,17 @@ class ReportData(Frozen):
     estimates: Estimates
     verdicts: Verdicts
     records: tuple[TrialRecord, ...]
-    """Of blocks that count, in any order."""
+    """Of blocks that count, in any order; none when they lie beside the page."""
     receipts: tuple[BlockReceipt, ...]
+    """None either then."""
     gates: dict[str, GateResult]
     """By pair; a pair whose gate never ran has none."""
     models: dict[str, Manifest]
     """By model name."""
     facts: dict[str, str]
     """Machine, versions and pins, as they are to be shown."""
+    beside: dict[str, str] = Field(default_factory=dict)
+    """SHA-256 of the files beside the page that hold what is too much for it, by name; none when it carries all."""
 
     @property
     def pairs(self) -> tuple[str, ...]:
@@ -49,21 +52,21 @@ class ReportData(Frozen):
 
     @property
     def lists_trials(self) -> bool:
-        return len(self.records) <= LISTED_TRIALS
+        return not self.beside
 
 
 def embedded(data: ReportData) -> str:
     """Return the JSON text of the page's data block.
 
-    `data` is base64 of bzip2 of the canonical JSON of `ReportData` (of everything but the records and the pairs made
-    from them when there are too many trials to list), `sha256` is of that JSON. Compressed, because 400 records take
+    `data` is base64 of bzip2 of the canonical JSON of `ReportData` (without the pairs of the estimates when the records
+    lie beside the page), `sha256` is of that JSON. Compressed, because 400 records take
     about 800 kB; bzip2, because its output for given bytes never changes. None of the characters that can end a script
     block or start a comment occurs in base64.
     """
     if not data.lists_trials:
         cells = tuple(cell.model_copy(update={"pairs": ()}) for cell in data.estimates.cells)
         estimates = data.estimates.model_copy(update={"cells": cells})
-        data = data.model_copy(update={"records": (), "receipts": (), "estimates": estimates})
+        data = data.model_copy(update={"estimates": estimates})
     content = canonical_json(data.model_dump(mode="json"))
     return canonical_json(
         {

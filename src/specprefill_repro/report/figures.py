@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import pandas as pd
+
 from specprefill_repro.estimates.schema import CellEstimate
 from specprefill_repro.report import charts, numbers
 from specprefill_repro.report.answer import Role, role
@@ -297,9 +299,9 @@ def _control_name(data: ReportData, cell: CellEstimate) -> str:
     return "" if kind is Role.NATURAL else f"{kind}"
 
 
-def drift_figures(data: ReportData) -> list[Figure]:
+def drift_figures(data: ReportData, trials: pd.DataFrame) -> list[Figure]:
     """Dense seconds in the order of time."""
-    points = dense_over_time(data)
+    points = dense_over_time(data, trials)
     if len(points) < 2:
         return []
     step = -(-len(points) // DRAWN_TRIALS)

@@ -1,10 +1,11 @@
 """The rows of the page's tables: plain values taken from the data, no formatting beyond words and counts."""
 
-import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+
+import numpy as np
+import pandas as pd
 
 from specprefill_repro.estimates.schema import CellEstimate
 from specprefill_repro.gate.pitfalls import PITFALLS
@@ -13,8 +14,10 @@ from specprefill_repro.report import numbers
 from specprefill_repro.report.answer import Role, role
 from specprefill_repro.report.data import ReportData
 from specprefill_repro.study.engines import IN_PROCESS
+from specprefill_repro.study.plan import plan_cells
 from specprefill_repro.study.schema import Treatment
-from specprefill_repro.trials.schema import Evidence, ServerEvidence, TrialRecord
+from specprefill_repro.trials.schema import TrialRecord
+from specprefill_repro.trials.table import Trials
 from specprefill_repro.verdicts.schema import ClaimKind, Rule, Verdict, Word
 
 SYMBOLS = {
@@ -158,102 +161,101 @@ class EvidenceRow:
     problem: str
 
 
-def evidence_row(label: str, treatment: Treatment, treated: bool, records: Sequence[TrialRecord]) -> EvidenceRow:
+def evidence_row(label: str, treatment: Treatment, treated: bool, trials: pd.DataFrame) -> EvidenceRow:
     """Sum up the evidence of like trials; `problem` names what does not fit what was asked for."""
-    evidence = [record.evidence for record in records if isinstance(record.evidence, Evidence)]
-    if len(evidence) < len(records):
-        return _server_evidence_row(label, treatment, treated, records)
+    evidence = trials[[name for name in trials.columns if name.startswith("evidence.")]]
+    evidence = evidence.rename(columns=lambda name: name.removeprefix("evidence."))
+    if evidence["log_sha256"].notna().any():
+        return _server_evidence_row(label, treatment, treated, trials, evidence)
     sparse = treated and treatment is not Treatment.PLACEBO
     wanted = "sparse" if sparse else "dense"
     # A model without rotary embeddings has no positions to see.
-    matching = sum(e.rotary_positions_sha256 == e.kept_sha256 or e.rotary_modules_expected == 0 for e in evidence)
+    none_expected = evidence["rotary_modules_expected"] == 0
+    matching = int(((evidence["rotary_positions_sha256"] == evidence["kept_sha256"]) | none_expected).sum())
     problems = []
-    others = sorted({record.outcome for record in records if record.outcome != wanted})
+    others = sorted(set(trials["outcome"]) - {wanted})
     if others:
         problems.append(f"asked for {wanted}, ran {', '.join(others)}")
-    if sparse and matching < len(records):
+    if sparse and matching < len(trials):
         problems.append("rotary positions are not the kept ones")
-    expected = [e for e in evidence if sparse and e.rotary_modules_expected != 0]
-    if any(e.rotary_modules != e.rotary_modules_restored for e in evidence) or any(
-        not e.rotary_modules for e in expected
-    ):
+    unwatched = sparse and ((evidence["rotary_modules"] == 0) & ~none_expected).any()
+    if (evidence["rotary_modules"] != evidence["rotary_modules_restored"]).any() or unwatched:
         problems.append("attention modules not patched or not restored")
-    if any(e.cache_tokens_before or e.draft_cache_tokens_before for e in evidence):
+    cached = evidence["cache_tokens_before"] + evidence["draft_cache_tokens_before"].fillna(0)
+    if (cached != 0).any():
         problems.append("the cache was not empty")
-    if any(e.cache_tokens_after != e.tokens_kept for e in evidence):
+    if (evidence["cache_tokens_after"] != evidence["tokens_kept"]).any():
         problems.append("the cache does not hold the kept tokens")
-    if not sparse and any(e.tokens_kept != r.prompt.tokens for e, r in zip(evidence, records, strict=True)):
+    if not sparse and (evidence["tokens_kept"] != trials["prompt.tokens"]).any():
         problems.append("dense prefill did not read the whole prompt")
     return EvidenceRow(
         label=label,
         arm=f"{treatment}" if treated else "dense",
-        trials=len(records),
-        outcomes=_outcomes(records),
-        scored=span(e.tokens_scored for e in evidence),
-        kept=f"{span(e.tokens_kept for e in evidence)} of {span(r.prompt.tokens for r in records)}",
-        share=share(records),
-        rotary=f"{matching} of {len(records)}" if any(e.rotary_positions_sha256 for e in evidence) else "not wrapped",
-        modules=f"{span(e.rotary_modules for e in evidence)} / {span(e.rotary_modules_restored for e in evidence)}",
-        cache=span(e.cache_tokens_before + (e.draft_cache_tokens_before or 0) for e in evidence),
-        dtypes=", ".join(sorted({f"{e.key_dtype} / {e.logits_dtype}" for e in evidence})),
+        trials=len(trials),
+        outcomes=_outcomes(trials),
+        scored=span(evidence["tokens_scored"]),
+        kept=f"{span(evidence['tokens_kept'])} of {span(trials['prompt.tokens'])}",
+        share=share(trials),
+        rotary=f"{matching} of {len(trials)}" if evidence["rotary_positions_sha256"].notna().any() else "not wrapped",
+        modules=f"{span(evidence['rotary_modules'])} / {span(evidence['rotary_modules_restored'])}",
+        cache=span(cached),
+        dtypes=", ".join(sorted({f"{keys} / {logits}" for keys, logits in _dtypes(evidence)})),
         fine=not problems,
         problem="; ".join(problems),
     )
 
 
-def _outcomes(records: Sequence[TrialRecord]) -> str:
-    counts: dict[str, int] = defaultdict(int)
-    for record in records:
-        counts[record.outcome] += 1
-    return ", ".join(f"{number} of {len(records)} {outcome}" for outcome, number in sorted(counts.items()))
+def _outcomes(trials: pd.DataFrame) -> str:
+    counts = trials["outcome"].value_counts()
+    return ", ".join(f"{counts[outcome]} of {len(trials)} {outcome}" for outcome in sorted(counts.index))
 
 
 def _server_evidence_row(
-    label: str, treatment: Treatment, treated: bool, records: Sequence[TrialRecord]
+    label: str, treatment: Treatment, treated: bool, trials: pd.DataFrame, evidence: pd.DataFrame
 ) -> EvidenceRow:
     """What a server's log and answers prove; positions, modules and types it does not tell."""
-    evidence = [record.evidence for record in records if isinstance(record.evidence, ServerEvidence)]
-    sparse = treated and treatment is not Treatment.PLACEBO
-    wanted = "sparse" if sparse else "dense"
+    wanted = "sparse" if treated and treatment is not Treatment.PLACEBO else "dense"
     problems = []
-    others = sorted({record.outcome for record in records if record.outcome != wanted})
+    others = sorted(set(trials["outcome"]) - {wanted})
     if others:
         problems.append(f"asked for {wanted}, ran {', '.join(others)}")
-    if any(e.prompt_tokens != r.prompt.tokens for e, r in zip(evidence, records, strict=True)):
-        counted = span(e.prompt_tokens for e in evidence)
-        problems.append(f"the server counted {counted} prompt tokens, not {span(r.prompt.tokens for r in records)}")
-    if any(e.cache_tokens_before for e in evidence):
+    if (evidence["prompt_tokens"] != trials["prompt.tokens"]).any():
+        counted = span(evidence["prompt_tokens"])
+        problems.append(f"the server counted {counted} prompt tokens, not {span(trials['prompt.tokens'])}")
+    cached = evidence["cached_tokens"].fillna(0) + evidence["draft_cached_tokens"]
+    if (cached != 0).any():
         problems.append("prompt tokens came from a cache")
     return EvidenceRow(
         label=label,
         arm=f"{treatment}" if treated else "dense",
-        trials=len(records),
-        outcomes=_outcomes(records),
-        scored=span(e.tokens_scored for e in evidence),
-        kept=f"{span(e.tokens_kept for e in evidence)} of {span(r.prompt.tokens for r in records)}",
-        share=share(records),
+        trials=len(trials),
+        outcomes=_outcomes(trials),
+        scored=span(evidence["tokens_scored"]),
+        kept=f"{span(evidence['tokens_kept'])} of {span(trials['prompt.tokens'])}",
+        share=share(trials),
         rotary=numbers.NONE,
         modules=numbers.NONE,
-        cache=span(e.cache_tokens_before for e in evidence),
+        cache=span(cached),
         dtypes=numbers.NONE,
         fine=not problems,
         problem="; ".join(problems),
     )
 
 
-def span(values: Iterable[int]) -> str:
+def _dtypes(evidence: pd.DataFrame) -> set[tuple[str, str]]:
+    return set(zip(evidence["key_dtype"], evidence["logits_dtype"], strict=True))
+
+
+def span(values: "pd.Series[int] | Sequence[int]") -> str:
     """One number, or the smallest and the largest."""
-    seen = sorted(set(values))
-    if len(seen) == 1:
-        return numbers.count(seen[0])
-    return f"{numbers.count(seen[0])} to {numbers.count(seen[-1])}"
+    least, most = int(np.min(values)), int(np.max(values))
+    return numbers.count(least) if least == most else f"{numbers.count(least)} to {numbers.count(most)}"
 
 
-def share(records: Sequence[TrialRecord]) -> str:
+def share(trials: pd.DataFrame) -> str:
     """The share of prompt tokens that the target read, in percent."""
-    seen = sorted({round(100 * r.evidence.tokens_kept / r.prompt.tokens) for r in records})
-    text = f"{seen[0]}" if len(seen) == 1 else f"{seen[0]} to {seen[-1]}"
-    return f"{text}{numbers.SPACE}%"
+    shares = (100 * trials["evidence.tokens_kept"] / trials["prompt.tokens"]).round()
+    return f"{span(shares)}{numbers.SPACE}%"
 
 
 @dataclass(frozen=True)
@@ -264,30 +266,35 @@ class Listed:
     record: TrialRecord
 
 
-def by_cell(data: ReportData, listed: Sequence[Listed]) -> dict[str, list[Listed]]:
+def by_cell(data: ReportData, trials: Trials) -> dict[str, list[Listed]]:
     """Records by cell, cells in the study's order, records in the order in which they ran."""
     cells: dict[str, list[Listed]] = {cell.cell: [] for cell in data.estimates.cells}
+    listed = [Listed(identity, record) for identity, record in zip(trials.ids(), trials.records(), strict=True)]
     for item in sorted(listed, key=lambda item: (item.record.block, item.record.position)):
         cells.setdefault(item.record.cell, []).append(item)
     return {cell: items for cell, items in cells.items() if items}
 
 
-def evidence_rows(data: ReportData, cells: dict[str, list[Listed]]) -> list[EvidenceRow]:
+def _in_order(data: ReportData, trials: pd.DataFrame) -> Iterator[tuple[CellEstimate, pd.DataFrame]]:
+    """The cells of the study that have trials, with their trials."""
+    groups = dict(iter(trials.groupby("cell", sort=False)))
+    for cell in data.estimates.cells:
+        if cell.cell in groups:
+            yield cell, groups[cell.cell]
+
+
+def evidence_rows(data: ReportData, trials: pd.DataFrame) -> list[EvidenceRow]:
     """One row for the treated arm of each cell; then one for all baselines of a pair at one length."""
-    estimates = {cell.cell: cell for cell in data.estimates.cells}
     rows = []
-    dense: dict[str, list[TrialRecord]] = defaultdict(list)
-    for name, items in cells.items():
-        estimate = estimates.get(name)
-        if estimate is None:
-            continue
-        treated = [item.record for item in items if item.record.treated]
-        if treated:
-            rows.append(evidence_row(cell_label(estimate), estimate.treatment, True, treated))
-        where = [estimate.pair, *_engine(estimate), f"{numbers.count(estimate.length)} tokens"]
-        place = " · ".join([*where, "baselines"])
-        dense[place] += [item.record for item in items if not item.record.treated]
-    return rows + [evidence_row(name, Treatment.PLACEBO, False, records) for name, records in dense.items() if records]
+    dense: dict[str, list[pd.DataFrame]] = defaultdict(list)
+    for cell, own in _in_order(data, trials):
+        treated, baseline = own[own["treated"]], own[~own["treated"]]
+        if len(treated):
+            rows.append(evidence_row(cell_label(cell), cell.treatment, True, treated))
+        if len(baseline):
+            where = [cell.pair, *_engine(cell), f"{numbers.count(cell.length)} tokens"]
+            dense[" · ".join([*where, "baselines"])].append(baseline)
+    return rows + [evidence_row(name, Treatment.PLACEBO, False, pd.concat(some)) for name, some in dense.items()]
 
 
 @dataclass(frozen=True)
@@ -297,39 +304,37 @@ class RequestRow:
     got: str
 
 
-def request_rows(data: ReportData, cells: dict[str, list[Listed]]) -> list[RequestRow]:
+def request_rows(data: ReportData, trials: pd.DataFrame) -> list[RequestRow]:
     """For an engine's author: the parameters that were requested, and what the evidence says was effective."""
-    estimates = {cell.cell: cell for cell in data.estimates.cells}
+    arms = {cell.id: cell.treated for cell in plan_cells(data.study)}
     rows = []
-    for name, items in cells.items():
-        records = [item.record for item in items if item.record.treated]
-        estimate = estimates.get(name)
-        if not records or estimate is None or estimate.treatment is Treatment.PLACEBO:
+    for cell, own in _in_order(data, trials):
+        treated = own[own["treated"]]
+        if not len(treated) or cell.treatment is Treatment.PLACEBO:
             continue
-        arm = records[0].requested
+        arm = arms[cell.cell]
         asked = [f"{arm.kind}", f"keep {numbers.keep(arm.keep)}"]
         if arm.selection is not None:
             asked += [f"{key.replace('_', '-')} {value}" for key, value in arm.selection.model_dump().items()]
-        got = [", ".join(sorted({record.outcome for record in records})), f"real share {share(records)}"]
-        own = [record.evidence for record in records if isinstance(record.evidence, Evidence)]
-        if own:
+        got = [", ".join(sorted(set(treated["outcome"]))), f"real share {share(treated)}"]
+        in_process = treated[treated["evidence.log_sha256"].isna()]
+        if len(in_process):
+            needles = int((in_process["evidence.needle_kept"] == 1).sum())
             got += [
-                f"{span(len(e.look_ahead_tokens) for e in own)} look-ahead tokens",
-                f"{span(len(e.kept_ranges) for e in own)} runs of kept positions",
-                f"needle kept in {sum(e.needle_kept == 1 for e in own)} of {len(own)}",
+                f"{span(in_process['evidence.look_ahead_tokens'])} look-ahead tokens",
+                f"{span(in_process['evidence.kept_ranges'])} runs of kept positions",
+                f"needle kept in {needles} of {len(in_process)}",
             ]
-        servers = [record.evidence for record in records if isinstance(record.evidence, ServerEvidence)]
-        if servers:
-            got += [
-                f"keep {_said(e.keep_logged for e in servers)} and threshold "
-                f"{_said(e.threshold_logged for e in servers)} by the server's log"
-            ]
-        rows.append(RequestRow(cell_label(estimate), ", ".join(asked), ", ".join(got)))
+        on_server = treated[treated["evidence.log_sha256"].notna()]
+        if len(on_server):
+            keep, threshold = (_said(on_server[f"evidence.{name}_logged"]) for name in ("keep", "threshold"))
+            got.append(f"keep {keep} and threshold {threshold} by the server's log")
+        rows.append(RequestRow(cell_label(cell), ", ".join(asked), ", ".join(got)))
     return rows
 
 
-def _said(values: Iterable[float | None]) -> str:
-    return ", ".join(sorted({"not said" if value is None else f"{value:g}" for value in values}))
+def _said(values: "pd.Series[float]") -> str:
+    return ", ".join(sorted({"not said" if pd.isna(value) else f"{value:g}" for value in values}))
 
 
 @dataclass(frozen=True)
@@ -403,44 +408,35 @@ def decoding_rows(cells: Sequence[CellEstimate]) -> list[DecodingRow]:
     return rows
 
 
-def minutes(record: TrialRecord, start: datetime) -> float:
-    return (started(record) - start).total_seconds() / 60
-
-
-def started(record: TrialRecord) -> datetime:
-    return datetime.fromisoformat(record.started_at.replace("Z", "+00:00"))
-
-
-def dense_over_time(data: ReportData) -> list[tuple[float, float, str]]:
+def dense_over_time(data: ReportData, trials: pd.DataFrame) -> list[tuple[float, float, str]]:
     """(minutes since the first trial, deviation from the median of its like, series) of every dense trial.
 
     Like trials have the same pair and the same prompt length.
     """
-    records = data.records
-    if not records:
+    if not len(trials):
         return []
     pair_of = {cell.cell: cell.pair for cell in data.estimates.cells}
-    start = min(started(record) for record in records)
-    groups: dict[str, list[TrialRecord]] = defaultdict(list)
-    for record in sorted(records, key=started):
-        if record.outcome == "dense":
-            groups[f"{pair_of.get(record.cell, record.target)}, {numbers.count(record.prompt.tokens)} tokens"].append(
-                record
-            )
-    points = []
-    for name, group in groups.items():
-        median = statistics.median(record.seconds for record in group)
-        points += [(minutes(record, start), record.seconds / median - 1, name) for record in group]
+    started = pd.to_datetime(trials["started_at"], format="ISO8601", utc=True)
+    drawn = pd.DataFrame(
+        {
+            "minutes": (started - started.min()).dt.total_seconds() / 60,
+            "pair": trials["cell"].map(pair_of).fillna(trials["target"]),
+            "tokens": trials["prompt.tokens"],
+            "seconds": trials["seconds"],
+        }
+    )[trials["outcome"] == "dense"].sort_values("minutes", kind="stable")
+    points: list[tuple[float, float, str]] = []
+    for (pair, tokens), like in drawn.groupby(["pair", "tokens"], sort=False):
+        deviations = like["seconds"] / like["seconds"].median() - 1
+        name = f"{pair}, {numbers.count(int(str(tokens)))} tokens"
+        points += [(minute, off, name) for minute, off in zip(like["minutes"], deviations, strict=True)]
     return points
 
 
-def environment(records: Sequence[TrialRecord]) -> list[tuple[str, str, bool]]:
+def environment(data: ReportData) -> list[tuple[str, str, bool]]:
     """(name, value, whether all trials agree) of what the processes themselves found."""
-    found: dict[str, set[str]] = defaultdict(set)
-    for record in records:
-        for name, value in record.environment.items():
-            found[name].add(value)
-    return [(name, ", ".join(sorted(values)), len(values) == 1) for name, values in sorted(found.items())]
+    found = data.estimates.environment
+    return [(name, ", ".join(values), len(values) == 1) for name, values in sorted(found.items())]
 
 
 def synthetic_models(data: ReportData) -> list[str]:

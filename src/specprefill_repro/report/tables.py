@@ -1,52 +1,110 @@
-"""The machine-readable twins that lie beside the page: trials.csv, estimates.json, verdicts.json."""
+"""The machine-readable twins that lie beside the page: trials as Parquet and CSV, blocks, estimates, verdicts."""
 
-import csv
+import hashlib
 import io
 import json
 from pathlib import Path
 from typing import Any
 
-from specprefill_repro.files import content_id, write_json, write_text
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+
+from specprefill_repro.errors import Exit, ReproError
+from specprefill_repro.estimates.schema import Estimates, estimates_json
+from specprefill_repro.files import parse_model, read_limited, write_bytes, write_json, write_text
 from specprefill_repro.report.data import ReportData
-from specprefill_repro.trials.schema import TrialRecord
+from specprefill_repro.trials.schema import BlockReceipt, TrialRecord
+from specprefill_repro.trials.table import MAX_FILE_BYTES, Trials, check_ids, parquet, parse_table, to_models
+from specprefill_repro.verdicts.schema import Verdicts
+
+TRIALS, BLOCKS, ESTIMATES = "trials.parquet", "blocks.parquet", "estimates.json"
+FORMULA = r"^([=+\-@\t\r])"
+"""How a text begins that a spreadsheet would take for a formula."""
 
 
-def write_tables(data: ReportData, folder: Path) -> None:
-    """Write the three files into `folder`."""
-    write_text(folder / "trials.csv", trials_csv(data))
-    write_json(folder / "estimates.json", data.estimates)
-    write_json(folder / "verdicts.json", data.verdicts)
+def write_tables(
+    folder: Path, trials: Trials, blocks: pa.Table, estimates: Estimates, verdicts: Verdicts
+) -> dict[str, str]:
+    """Write the five files into `folder`.
+
+    Returns:
+        The SHA-256, by name, of those from which `verify` can recompute the page.
+    """
+    contents = {
+        TRIALS: parquet(trials.table),
+        BLOCKS: parquet(blocks),
+        ESTIMATES: estimates_json(estimates).encode(),
+    }
+    for name, content in contents.items():
+        write_bytes(folder / name, content)
+    write_text(folder / "trials.csv", trials_csv(trials))
+    write_json(folder / "verdicts.json", verdicts)
+    return {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
 
 
-def trials_csv(data: ReportData) -> str:
+def read_tables(folder: Path, data: ReportData) -> tuple[Estimates, Trials, tuple[BlockReceipt, ...]]:
+    """Read what lies beside a page in `folder`: the estimates with all their pairs, the trials, the receipts.
+
+    Raises:
+        ReproError: a file is missing, is not the one that the page names by its hash, or is not what it should be.
+    """
+    contents = {name: _read_named(folder / name, data.beside.get(name)) for name in (TRIALS, BLOCKS, ESTIMATES)}
+    trials = Trials(parse_table(folder / TRIALS, contents[TRIALS], TrialRecord))
+    try:
+        check_ids(trials)
+        receipts = tuple(to_models(parse_table(folder / BLOCKS, contents[BLOCKS], BlockReceipt), BlockReceipt))
+    except ValueError as error:
+        raise ReproError(
+            f"The records in {folder} could not be read: {error}",
+            "The files were made by another program, or were changed together with the page.",
+            "Do not trust the page; fetch it and its files again from where they were published.",
+            Exit.VERIFICATION,
+        ) from error
+    return parse_model(folder / ESTIMATES, contents[ESTIMATES], Estimates), trials, receipts
+
+
+def _read_named(path: Path, sha256: str | None) -> bytes:
+    if not path.is_file():
+        raise ReproError(
+            f"{path} is missing, and the page can't be recomputed without it.",
+            "A study of more than 1,000 trials has its records in files beside its page.",
+            f"Fetch {path.name} from where the page was published, and put it beside the page.",
+            Exit.VERIFICATION,
+        )
+    content = read_limited(path, MAX_FILE_BYTES)
+    found = hashlib.sha256(content).hexdigest()
+    if found != sha256:
+        raise ReproError(
+            f"{path} is not the file that the page was made from: its SHA-256 is {found}, the page names {sha256}.",
+            "The file was changed, or belongs to another page.",
+            "Fetch the page and its files again from where they were published.",
+            Exit.VERIFICATION,
+        )
+    return content
+
+
+def trials_csv(trials: Trials) -> str:
     """All trials in the order in which they ran, one a line.
 
-    Nested fields become columns such as `evidence.tokens_kept`; lists and dictionaries are JSON. Text that a
-    spreadsheet would take for a formula gets a leading apostrophe.
+    Columns are those of the Parquet file; lists and dictionaries are JSON. Text that a spreadsheet would take for a
+    formula gets a leading apostrophe.
     """
-    lines = [_flat(record) for record in sorted(data.records, key=lambda r: (r.started_at, r.cell, r.position))]
-    columns = list(dict.fromkeys(name for line in lines for name in line))
-    text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(lines)
-    return text.getvalue()
+    order = [("started_at", "ascending"), ("cell", "ascending"), ("position", "ascending")]
+    table = trials.table.sort_by(order)
+    columns = {name: _plain_column(table[name]) for name in table.column_names}
+    file = io.BytesIO()
+    pa.csv.write_csv(pa.table(columns), file)
+    return file.getvalue().decode()
 
 
-def _flat(record: TrialRecord) -> dict[str, Any]:
-    plain = record.model_dump(mode="json")
-    line: dict[str, Any] = {"record": content_id(plain)}
-    for name, value in plain.items():
-        if isinstance(value, dict) and name != "environment":
-            line |= {f"{name}.{key}": _cell(inner) for key, inner in value.items()}
-        else:
-            line[name] = _cell(value)
-    return line
+def _plain_column(column: pa.ChunkedArray) -> Any:
+    if pa.types.is_string(column.type):
+        return pc.replace_substring_regex(column, FORMULA, r"'\1")
+    if pa.types.is_list(column.type) or pa.types.is_map(column.type):
+        return pa.array([json.dumps(_plain_value(value), sort_keys=True) for value in column.to_pylist()], pa.string())
+    return column
 
 
-def _cell(value: Any) -> Any:
-    if isinstance(value, (dict, list)):
-        return json.dumps(value, sort_keys=True, ensure_ascii=False)
-    if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r"):
-        return f"'{value}"
-    return value
+def _plain_value(value: Any) -> Any:
+    return dict(value) if value and isinstance(value[0], tuple) else value

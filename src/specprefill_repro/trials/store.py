@@ -1,8 +1,9 @@
 """The content-addressed store of records, under results/store.
 
-Records lie under the hash of their content and are never changed or deleted. A block's receipt lies under the
-fingerprint of everything that can change its numbers, and is written last: a block without one does not exist.
-Snakemake's own outputs are copies of receipts, so that a rerun that fails never destroys a measurement.
+Records lie under the hash of their content and are never changed or deleted: `sha256sum` of a record gives its name.
+A block's receipt lies under the fingerprint of everything that can change its numbers, and is written last: a block
+without one does not exist. Snakemake's own outputs are copies of receipts, so that a rerun that fails never destroys a
+measurement.
 """
 
 import array
@@ -11,7 +12,15 @@ import json
 from pathlib import Path
 
 from specprefill_repro.errors import Exit, ReproError
-from specprefill_repro.files import content_id, parse_model, read_limited, read_model, write_json
+from specprefill_repro.files import (
+    canonical_json,
+    content_id,
+    parse_model,
+    read_limited,
+    read_model,
+    write_bytes,
+    write_json,
+)
 from specprefill_repro.trials.schema import BlockReceipt, Evidence, TrialRecord
 
 MAX_RECORD_BYTES = 10_000_000
@@ -26,10 +35,10 @@ class Store:
         self.folder = folder
 
     def record_path(self, identity: str) -> Path:
-        return self.folder / "records" / identity[:2] / f"{identity}.json"
+        return Path(f"{self.folder}/records/{identity[:2]}/{identity}.json")
 
     def log_probabilities_path(self, sha256: str) -> Path:
-        return self.folder / "logits" / f"{sha256}.f32"
+        return Path(f"{self.folder}/logits/{sha256}.f32")
 
     def server_log_path(self, sha256: str) -> Path:
         """A server's whole log, gzip of UTF-8 text."""
@@ -43,7 +52,7 @@ class Store:
         identity = content_id(record)
         path = self.record_path(identity)
         if not path.exists():
-            write_json(path, record)
+            write_bytes(path, canonical_json(record.model_dump(mode="json")))
         return identity
 
     def get_record(self, identity: str) -> TrialRecord:
@@ -56,7 +65,10 @@ class Store:
         content = read_limited(path, MAX_RECORD_BYTES)
         record = parse_model(path, content, TrialRecord)
         # Of the file, not of the model: a field that was added since has no place in the hash of an old record.
-        found = content_id(json.loads(content))
+        found = hashlib.sha256(content).hexdigest()
+        if found != identity:
+            # Once, records were written with line breaks.
+            found = content_id(json.loads(content))
         if found != identity:
             raise ReproError(
                 f"The record {path} was changed: its content has the hash {found}.",

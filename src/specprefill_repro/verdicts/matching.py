@@ -1,15 +1,13 @@
 """Does a measurement speak to a published claim? Condition by condition, with both values."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from math import log
 
-from specprefill_repro.estimates.schema import CellEstimate
+from specprefill_repro.estimates.schema import CellEstimate, Estimates
 from specprefill_repro.models.schema import Manifest
-from specprefill_repro.study.plan import plan_cells
 from specprefill_repro.study.schema import Study, Treatment
-from specprefill_repro.trials.schema import TrialRecord
 from specprefill_repro.verdicts.schema import Claim, ConditionMatch, Conditions
 
 LENGTH_TOLERANCE = 0.05
@@ -49,33 +47,32 @@ class Facts:
     """By the study's model names."""
 
 
-def facts_of(study: Study, records: Sequence[TrialRecord], manifests: Mapping[str, Manifest]) -> Facts:
+def facts_of(estimates: Estimates, manifests: Mapping[str, Manifest]) -> Facts:
     """Facts from what the trials' processes found and from the models' manifests."""
     models = {
         name: ModelFacts(_identity(manifest), (manifest.quantization or "none").split(",")[0].strip())
         for name, manifest in manifests.items()
     }
-    engine_of = {cell.id: cell.engine for cell in plan_cells(study)}
-    by_engine: dict[str, list[TrialRecord]] = {}
-    for record in records:
-        if record.cell in engine_of:
-            by_engine.setdefault(engine_of[record.cell], []).append(record)
-    memory = _common(records, "memory_gib")
+    memory = _common(estimates, "memory_gib")
     return Facts(
-        hardware=_common(records, "chip"),
+        hardware=_common(estimates, "chip"),
         memory_gib=float(memory) if memory and re.fullmatch(r"\d+(\.\d+)?", memory) else None,
         engines={
-            name: EngineFacts(some[0].engine, _common(some, some[0].engine))
-            for name, some in by_engine.items()
-            if len({record.engine for record in some}) == 1
+            name: EngineFacts(found.kinds[0], _single(found.environment.get(found.kinds[0], ())))
+            for name, found in estimates.engines.items()
+            if len(found.kinds) == 1
         },
         models=models,
     )
 
 
-def _common(records: Sequence[TrialRecord], key: str) -> str | None:
-    values = {record.environment.get(key) for record in records}
-    return values.pop() if len(values) == 1 else None
+def _common(estimates: Estimates, name: str) -> str | None:
+    """What all trials agree on."""
+    return _single(estimates.environment.get(name, ()))
+
+
+def _single(values: tuple[str, ...]) -> str | None:
+    return values[0] if len(values) == 1 else None
 
 
 def _identity(manifest: Manifest) -> str:
