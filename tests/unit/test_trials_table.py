@@ -11,7 +11,7 @@ from specprefill_repro.errors import Exit, ReproError
 from specprefill_repro.files import content_id
 from specprefill_repro.study.plan import Arm, ArmKind
 from specprefill_repro.study.schema import Selection
-from specprefill_repro.trials.schema import BlockReceipt, Evidence, MachineState, TrialRecord
+from specprefill_repro.trials.schema import BlockReceipt, Evidence, MachineState, ServerEvidence, TrialRecord
 from specprefill_repro.trials.table import (
     Trials,
     block_table,
@@ -46,11 +46,22 @@ evidence = st.builds(
     look_ahead_tokens=st.lists(whole, max_size=3).map(tuple),
     needle_kept=numbers,
 )
+server_evidence = st.builds(
+    ServerEvidence,
+    **{name: whole for name, field in ServerEvidence.model_fields.items() if field.annotation is int},
+    keep_logged=st.none() | numbers,
+    threshold_logged=st.none() | whole,
+    cached_tokens=st.none() | whole,
+    lines=st.lists(words, max_size=3).map(tuple),
+    server_seconds=st.dictionaries(words, numbers, max_size=2),
+)
 arms = st.builds(Arm, kind=st.sampled_from(ArmKind), keep=numbers, selection=st.none() | st.just(Selection()))
 changes = st.fixed_dictionaries(
     {
         "requested": arms,
-        "evidence": evidence,
+        "evidence": evidence | server_evidence,
+        "phases": st.none() | st.just(MADE.records[0].phases),
+        "load_seconds": st.none() | numbers,
         "before": states,
         "seconds": numbers,
         "answer_text": words,
