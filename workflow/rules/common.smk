@@ -28,7 +28,8 @@ REPORT = f"reports/{STUDY.name}/index.html"
 GATES = [f"{RESULTS}/gate/{pair}.json" for pair in STUDY.pairs]
 # The estimates, and the records that they were made from as tables: nothing after them reads the store.
 ESTIMATES = [
-    f"{RESULTS}/{name}" for name in ("estimates.json", "trials.parquet", "blocks.parquet")
+    f"{RESULTS}/{name}"
+    for name in ("estimates.json", "trials.parquet", "blocks.parquet")
 ]
 RECEIPTS = [f"{RESULTS}/models/{model}.json" for model in MODELS]
 
