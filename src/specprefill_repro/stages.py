@@ -197,9 +197,13 @@ def error_rates() -> str:
     return (
         f"In {found.worlds[0].studies:,} simulated studies in each of {len(found.worlds)} scripted worlds, the 95 % "
         f"interval held the truth in {found.lowest_coverage:.1%} to {found.highest_coverage:.1%} of studies; a claim "
-        f"that clearly does not hold was called reproduced in at most {found.worst_false_reproduced:.2%}, one that "
-        f"clearly holds was called not reproduced in at most {found.worst_false_not_reproduced:.2%}."
+        f"that clearly does not hold was called reproduced {_at_most(found.worst_false_reproduced)}, one that clearly "
+        f"holds was called not reproduced {_at_most(found.worst_false_not_reproduced)}."
     )
+
+
+def _at_most(share: float) -> str:
+    return f"in at most {share:.2%}" if share else "in none"
 
 
 def all_receipts(project: Project, study: Study) -> list[BlockReceipt]:

@@ -186,8 +186,8 @@ def quality_figures(data: ReportData) -> list[Figure]:
                 ),
             )
         )
-        longest = {pair: max((c.length for c in answered if c.pair == pair), default=0) for pair in data.pairs}
-        sold = [cell for cell in answered if cell.length == longest[cell.pair] and cell.speedup is not None]
+        shown = {pair: _price_length(answered, pair) for pair in data.pairs}
+        sold = [cell for cell in answered if cell.length == shown[cell.pair] and cell.speedup is not None]
         bought = [
             Point(
                 numbers.keep(cell.nominal_keep),
@@ -201,8 +201,9 @@ def quality_figures(data: ReportData) -> list[Figure]:
             Figure(
                 "The price: answers kept against speed-up",
                 charts.price(bought, "speed-up", "answers kept"),
-                "Each pair at its longest prompt. Up and to the right is better; the number at a mark is its keep "
-                "rate. Where random selection stands as high as scored selection, the scoring bought nothing.",
+                "Each pair at one prompt length, the longest at which a random selection was measured as well. Up and "
+                "to the right is better; the number at a mark is its keep rate. Where random selection stands as high "
+                "as scored selection, the scoring bought nothing.",
                 ("cell", "speed-up", "answers kept"),
                 tuple(
                     (
@@ -238,6 +239,13 @@ def quality_figures(data: ReportData) -> list[Figure]:
             )
         )
     return figures
+
+
+def _price_length(cells: Sequence[CellEstimate], pair: str) -> int:
+    """The prompt length at which scored and random selection stand side by side; without a random one the longest."""
+    own = [cell for cell in cells if cell.pair == pair]
+    both = [cell for cell in own if cell.treatment is Treatment.RANDOM] or own
+    return max((cell.length for cell in both), default=0)
 
 
 def _selection(cell: CellEstimate) -> str:

@@ -321,7 +321,7 @@ def request_rows(data: ReportData, trials: pd.DataFrame) -> list[RequestRow]:
         if len(in_process):
             needles = int((in_process["evidence.needle_kept"] == 1).sum())
             got += [
-                f"{span(in_process['evidence.look_ahead_tokens'])} look-ahead tokens",
+                f"{span(in_process['evidence.look_ahead_tokens'])} look-ahead tokens scored besides the prompt's last",
                 f"{span(in_process['evidence.kept_ranges'])} runs of kept positions",
                 f"needle kept in {needles} of {len(in_process)}",
             ]

@@ -39,9 +39,19 @@ def attribute(study: Study, cell: CellEstimate, margin: float, expected: float |
     if not applying:
         applying = [_otherwise(cell)]
         causes += tuple(applying)
-    # What makes the others meaningless comes first; among the costs, the one of the draft decides.
-    main = next((cause for cause in applying if cause.name != KEPT), applying[0])
+    # What makes the others meaningless comes first: what did not run as asked, or an interval so wide that it holds the
+    # predicted gain too. Among the costs, the one of the draft decides.
+    ranked = sorted(applying, key=lambda cause: (cause.name == KEPT, _rank(cause, cell, margin)))
+    main = ranked[0]
     return Attribution(cell=cell.cell, sentence=f"{main.name}: {main.evidence}", causes=causes)
+
+
+def _rank(cause: Cause, cell: CellEstimate, margin: float) -> int:
+    """0 for what voids or blurs the measurement, 1 for what it costs; equal ones keep the order of the table."""
+    if cause.name != NOISE:
+        return 0 if cause.name in (NOT_RUN, CACHE, BASELINE) else 1
+    predicted, seen = cell.predicted_speedup, cell.interval95
+    return 0 if predicted is not None and seen is not None and 1 + margin < predicted <= seen.high else 1
 
 
 def _otherwise(cell: CellEstimate) -> Cause:
@@ -79,7 +89,7 @@ def _causes(study: Study, cell: CellEstimate, margin: float) -> Iterator[Cause]:
             name=BREAK_EVEN,
             applies=predicted <= 1 + margin,
             evidence=f"the parts predict a speed-up of {predicted:.2f} at {cell.length:,} tokens"
-            + (", so nothing can be won at this length" if predicted <= 1 + margin else ""),
+            + (f", so nothing can be won at this length; {_where_it_wins(cell)}" if predicted <= 1 + margin else ""),
         )
     if cell.interval95 is not None:
         low, high = cell.interval95.low, cell.interval95.high
@@ -88,6 +98,11 @@ def _causes(study: Study, cell: CellEstimate, margin: float) -> Iterator[Cause]:
             applies=low <= 1 + margin and high >= 1 / (1 + margin) and high / low > (1 + margin) ** 2,
             evidence=f"the 95 % interval of {len(cell.pairs)} pairs is {low:.3g} to {high:.3g}",
         )
+
+
+def _where_it_wins(cell: CellEstimate) -> str:
+    even = cell.break_even_tokens
+    return "no length is known at which it wins" if even is None else f"it wins from about {even:,} tokens on"
 
 
 def _costs(study: Study, cell: CellEstimate) -> Iterator[Cause]:
@@ -106,9 +121,9 @@ def _costs(study: Study, cell: CellEstimate) -> Iterator[Cause]:
     if draft > 0 and dense > 0:
         pair = study.pairs[cell.pair]
         same = pair.draft == pair.target or draft >= EQUAL_MODELS * dense
-        rates = f"it reads {cell.length / draft:,.0f} tokens/s, the target {cell.length / dense:,.0f} tokens/s"
-        worth = f"it takes {draft:.3g} s to save {max(saved, 0):.3g} s"
-        words = "the draft costs as much as the target: " if same else ""
+        rates = f"the draft reads {cell.length / draft:,.0f} tokens/s, the target {cell.length / dense:,.0f} tokens/s"
+        worth = f"the draft takes {draft:.3g} s to save {max(saved, 0):.3g} s"
+        words = "it costs as much as the target: " if same else ""
         yield Cause(name=DRAFT, applies=same or draft > SLOW_DRAFT * saved, evidence=f"{words}{rates}, so {worth}")
     if treated > 0:
         yield Cause(
