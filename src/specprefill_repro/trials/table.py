@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from enum import Enum
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, Union
+from typing import Annotated, Any, Literal, TypeVar, Union
 
 import pandas as pd
 import pyarrow as pa
@@ -252,6 +252,8 @@ def _arrow(annotation: Any) -> pa.DataType:
         return pa.list_(_arrow(arguments[0]))
     if origin is dict:
         return pa.map_(_arrow(arguments[0]), _arrow(arguments[1]))
+    if origin is Literal:
+        kind = type(arguments[0])
     if kind in SCALARS:
         return SCALARS[kind]
     if isinstance(kind, type) and issubclass(kind, Enum):
