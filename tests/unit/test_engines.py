@@ -1,12 +1,14 @@
 """Engines are found by the names that a study gives them; a change of one's code makes no other's trials stale."""
 
+from typing import get_args
+
 import pytest
 
 from specprefill_repro.engines.interface import MODULES, engine_of, engines_of
 from specprefill_repro.errors import ReproError
 from specprefill_repro.fingerprint import import_closure
 from specprefill_repro.project import Project
-from specprefill_repro.study.engines import MlxLmEngine, OmlxEngine, VllmMlxEngine
+from specprefill_repro.study.engines import EngineSettings, MlxLmEngine, OmlxEngine, VllmMlxEngine
 from specprefill_repro.study.plan import ArmKind
 from specprefill_repro.study.schema import Prompts, Study
 from synthetic_records import demo_study
@@ -28,6 +30,13 @@ def study() -> Study:
         *(study.comparisons[1].model_copy(update={"engine": name}) for name in engines),
     )
     return demo_study(prompts=prompts, engines=engines, comparisons=comparisons)
+
+
+def test_every_kind_that_a_study_can_name_has_its_module() -> None:
+    union, _ = get_args(EngineSettings)
+    assert (
+        set(MODULES) == set(SETTINGS) == {kind.model_fields["kind"].annotation.__args__[0] for kind in get_args(union)}
+    )
 
 
 @pytest.mark.parametrize("kind", MODULES)

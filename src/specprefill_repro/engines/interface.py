@@ -19,6 +19,7 @@ from specprefill_repro.trials.job import Job, Measurement
 MODULES = {
     "mlx-lm": "specprefill_repro.engines.mlx_lm",
     "vllm-mlx": "specprefill_repro.engines.vllm_mlx",
+    "omlx": "specprefill_repro.engines.omlx",
 }
 """By kind."""
 
