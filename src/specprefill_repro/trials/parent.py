@@ -16,7 +16,21 @@ RUN_PROCESS = "SPECPREFILL_RUN_PROCESS"
 
 def name_run(process: int) -> str:
     """Value of RUN_PROCESS for a process; its start time tells it from a later one with the same id."""
-    return f"{process} {psutil.Process(process).create_time()}"
+    return f"{process} {_started(process)}"
+
+
+def _started(process: int) -> str:
+    """When a process started, by a clock that nobody sets; raises NoSuchProcess when there is none.
+
+    On Linux psutil adds the time of booting, which moves when the system's clock is set or a virtual machine goes on.
+    """
+    if sys.platform.startswith("linux"):
+        try:
+            # The name, in parentheses, may hold anything; the 20th field after it is the start in ticks since booting.
+            return Path(f"/proc/{process}/stat").read_text(errors="replace").rpartition(")")[2].split()[19]
+        except (FileNotFoundError, ProcessLookupError) as error:
+            raise psutil.NoSuchProcess(process) from error
+    return str(psutil.Process(process).create_time())
 
 
 def lead_run() -> None:
@@ -34,13 +48,13 @@ def end_with_run() -> None:
     identity, _, started = named.partition(" ")
     if not identity:
         return
-    threading.Thread(target=_wait_and_exit, args=(int(identity), float(started)), daemon=True).start()
+    threading.Thread(target=_wait_and_exit, args=(int(identity), started), daemon=True).start()
 
 
-def _wait_and_exit(identity: int, started: float) -> None:
+def _wait_and_exit(identity: int, started: str) -> None:
     try:
         process = psutil.Process(identity)
-        if abs(process.create_time() - started) < 1:
+        if _started(identity) == started:
             process.wait()
     except psutil.NoSuchProcess:
         pass
