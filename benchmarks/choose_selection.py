@@ -1,17 +1,17 @@
 """Which selection rule keeps the needle with the fewest tokens: candidates on real weights, on prompts of their own.
 
-    .venv/bin/python benchmarks/choose_selection.py scan    # needles kept, many rules, no target
-    .venv/bin/python benchmarks/choose_selection.py check   # the named rules on unseen prompts, with the target
+    .venv/bin/python benchmarks/choose_selection.py scan      # needles kept, many rules, no target
+    .venv/bin/python benchmarks/choose_selection.py unseen    # the same for the named rules, on other prompts
+    .venv/bin/python benchmarks/choose_selection.py answers   # on those, what the target answers
 
 Rules are compared at equal numbers of kept tokens, head, tail and whole chunks included: for each rule and prompt the
 keep rate is the largest whose tokens fit into that share of the prompt. A needle counts as kept when all its tokens
-are. The draft is the demo's base model, which finds needles; the target of `check` is the same model, so what is lost
+are. The draft is the demo's base model, which finds needles; the target of `answers` is the same model, so what is lost
 is lost to selection alone. Every prompt is built twice: with the answer's beginning at its end, where the last prompt
 token asks for the answer itself, and without, where it is the end of the chat template.
 """
 
 import argparse
-import json
 import random
 import sys
 from collections import defaultdict
@@ -38,7 +38,7 @@ from specprefill_repro.prefill.selection import best_chunks, divide, random_chun
 from specprefill_repro.prefill.sparse import prefill_kept  # noqa: E402
 from specprefill_repro.project import find_project  # noqa: E402
 from specprefill_repro.prompts.build import build_prompt_set  # noqa: E402
-from specprefill_repro.prompts.needle import answer_found  # noqa: E402
+from specprefill_repro.prompts.needle import parts_found  # noqa: E402
 from specprefill_repro.prompts.schema import Prompt  # noqa: E402
 from specprefill_repro.prompts.tokenizer import load_tokenizer  # noqa: E402
 from specprefill_repro.study.plan import Arm, ArmKind  # noqa: E402
@@ -49,7 +49,7 @@ MODEL = "smollm2-135m"
 KINDS = (NeedleKind.NUMBER, NeedleKind.CITY)
 SHARES = (0.2, 0.3)
 STEP = 128
-SCAN_SEED, CHECK_SEED = 1, 2
+SCAN_SEED, UNSEEN_SEED = 1, 2
 """Of the prompts: what was chosen on the first is checked on the second."""
 
 
@@ -119,7 +119,7 @@ def fitting_keep(tokens: int, share: float, rule: Selection) -> float | None:
 
 
 def kept_needle(case: Case, kept: Iterable[int]) -> bool:
-    return set(range(*case.prompt.needle_tokens)) <= set(kept)
+    return {token for start, stop in case.prompt.needle_tokens for token in range(start, stop)} <= set(kept)
 
 
 def candidates() -> dict[str, Selection]:
@@ -133,11 +133,10 @@ def candidates() -> dict[str, Selection]:
     return rules
 
 
-def scan(length: int, count: int) -> None:
+def scan(rules: dict[str, Selection], seed: int, length: int, count: int) -> None:
     model, config = load_model(find_project().model_folder(MODEL))
-    rules = candidates()
     found: dict[tuple[str, str, float], list[bool]] = defaultdict(list)
-    for case in cases(model, end_tokens(config), SCAN_SEED, length, count):
+    for case in cases(model, end_tokens(config), seed, length, count):
         by_queries: dict[Any, list[float]] = {}
         for name, rule in rules.items():
             key = (rule.temperature, rule.prompt_query, rule.look_ahead, rule.stop_at_end, rule.pool)
@@ -154,7 +153,14 @@ def scan(length: int, count: int) -> None:
                 kept_needle(case, random_chunks(length, keep, rule, case.prompt.sha256))
             )
         print(case.prompt.id, case.style, case.ends_after, file=sys.stderr, flush=True)
-    print(json.dumps([[*key, sum(values), len(values)] for key, values in found.items()]))
+    columns = sorted({(style, share) for _, style, share in found})
+    print("| rule | all |" + "".join(f" {style}, {share:.0%} |" for style, share in columns))
+    print("|---|---|" + "---|" * len(columns))
+    names = dict.fromkeys(name for name, _, _ in found)
+    for name in sorted(names, key=lambda name: -sum(sum(found[name, *column]) for column in columns)):
+        every = [found[name, *column] for column in columns]
+        total = f"{sum(map(sum, every))} of {sum(map(len, every))}"
+        print(f"| {name} | {total} |" + "".join(f" {sum(values)} of {len(values)} |" for values in every))
 
 
 @dataclass
@@ -169,7 +175,7 @@ class Tally:
     tokens: int = 0
 
 
-def check(length: int, count: int, share: float) -> None:
+def answers(length: int, count: int, share: float) -> None:
     folder = find_project().model_folder(MODEL)
     model, config = load_model(folder)
     tokenizer = load_tokenizer(folder)
@@ -177,7 +183,7 @@ def check(length: int, count: int, share: float) -> None:
     rules = {name: Selection(preset=name) for name in PRESETS}
     tallies: dict[tuple[str, str], Tally] = defaultdict(Tally)
     models = Models(target=model, draft=model, draft_end_tokens=ends)
-    for case in cases(model, ends, CHECK_SEED, length, count):
+    for case in cases(model, ends, UNSEEN_SEED, length, count):
         dense = Request(ids=case.prompt.ids, arm=Arm(kind=ArmKind.DENSE), step=STEP, seed="")
         with prefill_dense(models, dense) as prefilled:
             wide, first, answered = answer(prefilled, tokenizer, ends, case.prompt)
@@ -221,21 +227,27 @@ def answer(prefilled: Any, tokenizer: Any, ends: frozenset[int], prompt: Prompt)
     tokens = [prefilled.first_token]
     while len(tokens) < 24 and tokens[-1] not in ends:
         tokens.append(most_likely(prefilled.decode(tokens[-1])))
-    return logits - mx.logsumexp(logits), tokens[0], answer_found(prompt.answer, tokenizer.decode(tokens))
+    return (
+        logits - mx.logsumexp(logits),
+        tokens[0],
+        all(parts_found(prompt.kind, prompt.answer, prompt.reply, tokenizer.decode(tokens)).values()),
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=("scan", "check"))
+    parser.add_argument("what", choices=("scan", "unseen", "answers"))
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--prompts", type=int, default=20)
     parser.add_argument("--share", type=float, default=0.3)
     asked = parser.parse_args()
     random.seed(0)
-    if asked.what == "scan":
-        scan(asked.length, asked.prompts)
+    if asked.what == "answers":
+        answers(asked.length, asked.prompts, asked.share)
+    elif asked.what == "unseen":
+        scan({name: Selection(preset=name) for name in PRESETS}, UNSEEN_SEED, asked.length, asked.prompts)
     else:
-        check(asked.length, asked.prompts, asked.share)
+        scan(candidates(), SCAN_SEED, asked.length, asked.prompts)
 
 
 if __name__ == "__main__":

@@ -78,7 +78,7 @@ def make_job(folder: Path, target: str, draft: str | None, **changes: Any) -> Jo
         "draft_folder": draft,
         "arm": arm,
         "ids": tuple(range(PROMPT)),
-        "needle_tokens": (100, 110),
+        "needle_tokens": ((100, 110),),
         "warmup_ids": (),
         "step": 256,
         "answer_tokens": 2,

@@ -48,7 +48,7 @@ def job(tmp_path: Path, tokenizer_file: Path) -> Callable[..., Job]:
             "draft_folder": str(tmp_path / "models with space" / "draft") if speculative else None,
             "arm": Arm(kind=kind, keep=keep if speculative else 1.0),
             "ids": tuple(range(PROMPT)),
-            "needle_tokens": (10, 12),
+            "needle_tokens": ((10, 12),),
             "warmup_ids": (1, 2, 3),
             "step": 2048,
             "answer_tokens": 4,

@@ -38,7 +38,7 @@ def job(folders, tmp_path):
             "draft_folder": str(folders[1]) if kind is ArmKind.SPECULATIVE else None,
             "arm": arm,
             "ids": tuple(1 + i * 7 % 500 for i in range(TOKENS)),
-            "needle_tokens": (100, 110),
+            "needle_tokens": ((100, 110),),
             "warmup_ids": tuple(1 + i * 11 % 500 for i in range(160)),
             "step": 64,
             "answer_tokens": 4,

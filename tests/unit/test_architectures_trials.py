@@ -26,7 +26,7 @@ def test_a_trial_of_any_pair_is_sparse_by_its_evidence(target, outer, draft, rot
             draft_folder=str(write(draft, tmp_path / "draft")),
             arm=arm,
             ids=tuple(ids[:120]),
-            needle_tokens=(0, 1),
+            needle_tokens=((0, 1),),
             warmup_ids=tuple(ids[120:180]),
             step=32,
             answer_tokens=5,

@@ -59,7 +59,7 @@ def judge(real_project: Project, tmp_path: Path):
             draft_folder=str(tmp_path),
             arm=arm,
             ids=tuple(range(tokens)),
-            needle_tokens=(0, 1),
+            needle_tokens=((0, 1),),
             warmup_ids=(),
             step=2048,
             answer_tokens=1,

@@ -1,6 +1,7 @@
 """Prompts must be exactly as long as asked, all different at once, and the same everywhere."""
 
 import hashlib
+import itertools
 import json
 import os
 import random
@@ -75,11 +76,12 @@ def test_laws_of_a_prompt(tokenizer: ChatTokenizer, seed: int, length: int) -> N
         assert prompt.kind is BOTH[number % 2]
         assert prompt.depth in DEPTHS
         # The needle once, its answer once, its span where it is said to be.
-        assert prompt.text.count(prompt.needle) == 1
-        assert answer_found(prompt.answer, prompt.needle)
-        assert not answer_found(prompt.answer, prompt.text.replace(prompt.needle, ""))
-        first, last = prompt.needle_tokens
-        assert tokenizer.decode(prompt.ids[first:last]).strip() == prompt.needle
+        (needle,) = prompt.needles
+        assert prompt.text.count(needle) == 1
+        assert answer_found(prompt.answer, needle)
+        assert not answer_found(prompt.answer, prompt.text.replace(needle, ""))
+        ((first, last),) = prompt.needle_tokens
+        assert tokenizer.decode(prompt.ids[first:last]).strip() == needle
         # The answer's own tokens are what comes next: the beginning of the reply ends where one of them begins.
         space = "" if prompt.reply.endswith(" ") else " "
         answered, _ = tokenizer.encode_chat(prompt.text, prompt.reply + space + prompt.answer)
@@ -92,6 +94,19 @@ def test_laws_of_a_prompt(tokenizer: ChatTokenizer, seed: int, length: int) -> N
         # Recomputed here from its definition.
         canonical = json.dumps(list(prompt.ids), separators=(",", ":")).encode()
         assert prompt.sha256 == hashlib.sha256(canonical).hexdigest()
+
+
+def test_every_kind_hides_all_its_pieces_where_it_says(words: ChatTokenizer) -> None:
+    made = prompts_of(words, kinds=tuple(NeedleKind), length=900, count=10)
+    for prompt in made.prompts:
+        assert len(prompt.ids) == 900
+        assert len(prompt.needles) == len(prompt.needle_tokens) == (3 if prompt.kind is NeedleKind.SEVERAL else 1)
+        for needle, (first, last) in zip(prompt.needles, prompt.needle_tokens, strict=True):
+            assert prompt.text.count(needle) == 1
+            assert needle in words.decode(prompt.ids[first:last])
+        starts = sorted(first for first, _ in prompt.needle_tokens)
+        # Far apart, so that no one chunk holds two.
+        assert all(after - before > 150 for before, after in itertools.pairwise(starts))
 
 
 def test_a_study_may_leave_the_whole_reply_to_the_model(words: ChatTokenizer) -> None:
@@ -124,7 +139,7 @@ def test_other_seed_or_length_gives_other_prompts(words: ChatTokenizer) -> None:
 
 def test_needles_stand_at_their_depths(words: ChatTokenizer) -> None:
     for prompt in prompts_of(words, length=3000, count=10).prompts:
-        reached = (prompt.needle_tokens[0] - prompt.free_from) / (len(prompt.ids) - prompt.free_from)
+        reached = (prompt.needle_tokens[0][0] - prompt.free_from) / (len(prompt.ids) - prompt.free_from)
         assert abs(reached - prompt.depth) < 0.05
 
 
@@ -166,7 +181,7 @@ def test_same_prompts_in_another_process_with_other_hash_seed(tmp_path: Path) ->
         ).stdout
         for seed in ("1", "2")
     }
-    here = build.content_id(build_prompt_set(5, "p", BOTH, 800, 3, load_tokenizer(tmp_path), SHA))
+    here = build.content_id(build_prompt_set(5, "p", tuple(NeedleKind), 800, 3, load_tokenizer(tmp_path), SHA))
     assert hashes == {here + "\n"}
 
 

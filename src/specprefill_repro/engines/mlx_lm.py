@@ -8,7 +8,7 @@ from specprefill_repro.study.engines import MlxLmEngine
 from specprefill_repro.study.plan import ArmKind
 from specprefill_repro.trials.job import Job, Measurement
 from specprefill_repro.trials.trial import run_worker
-from specprefill_repro.trials.worker import ARM_MODULES
+from specprefill_repro.trials.worker import ARM_MODULES, CONTINUATION
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,9 @@ class MlxLm:
     needs_machine: bool = True
 
     def code(self, arms: Iterable[ArmKind]) -> tuple[str, ...]:
-        return (__name__, *sorted({ARM_MODULES[arm] for arm in arms}))
+        kinds = set(arms)
+        continuation = {CONTINUATION} if kinds - {ArmKind.DENSE} else set()
+        return (__name__, *sorted({ARM_MODULES[kind] for kind in kinds} | continuation))
 
     def settings(self) -> Mapping[str, str]:
         return {}

@@ -135,10 +135,10 @@ class ScriptedEngine:
         factor = float(self.world.noise.factors(self.rng, 1, number)[0]) * self._mishap(fault, cell, treated, number)
         phases = {name: seconds * factor for name, seconds in phases.items()}
         slept = 3.0 if fault is Fault.SUSPEND and treated else 0.0
-        needle = range(*job.needle_tokens)
+        needle = [token for start, stop in job.needle_tokens for token in range(start, stop)]
         holds_needle = all(any(start <= token < end for start, end in ranges) for token in needle)
         found = holds_needle and not (runs_sparse and self.rng.random() < self.world.loses_answers)
-        answer = job.ids[job.needle_tokens[0]] if found else 0
+        answer = job.ids[job.needle_tokens[0][0]] if found else 0
         vector = log_probabilities(job.ids, 0.0 if not runs_sparse else 0.05 if found else 2.0)
         write_bytes(Path(job.logits_file), vector.tobytes())
         before, after = self._states(fault if treated else None)
@@ -241,7 +241,7 @@ def kept_ranges(job: Job, prompt: str) -> tuple[tuple[int, int], ...]:
     order = starts[:]
     random.Random(f"{prompt}/{job.arm.keep}").shuffle(order)
     if job.arm.kind is ArmKind.SPECULATIVE:
-        needle = range(*job.needle_tokens)
+        needle = [token for start, stop in job.needle_tokens for token in range(start, stop)]
         order.sort(key=lambda start: not any(start <= token < start + selection.chunk for token in needle))
     chosen = sorted(order[: max(1, round(job.arm.keep * len(starts)))])
     ranges: list[tuple[int, int]] = []

@@ -24,6 +24,7 @@ from specprefill_repro.estimates.prediction import (
     dense_trial,
     predicted_speedup,
 )
+from specprefill_repro.estimates.quality import quality_of
 from specprefill_repro.estimates.schema import CellEstimate, Decoding, Drift, EngineFound, Estimates, PairEstimate
 from specprefill_repro.estimates.statistics import degrees_of_freedom, drift, interval, share_interval, summary
 from specprefill_repro.gate.schema import GateResult
@@ -219,6 +220,7 @@ def _estimate(study: Study, measured: _Measured, times: Mapping[str, Mapping[int
         first_token_agreement=mean(same) if same else None,
         median_kl_nats=median(divergences) if divergences else None,
         decoding=measured.decoding,
+        quality=quality_of(pairs),
         problems=measured.problems,
         outcomes=measured.outcomes,
         cached_trials=measured.cached_trials,

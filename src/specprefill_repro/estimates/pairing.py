@@ -118,6 +118,7 @@ def pair_estimates(counted: Sequence[Twins], divergence: Divergence) -> tuple[Pa
             outlier=outlier,
             depth=twins.dense.prompt.depth,
             **_what_was_read(twins.treated),
+            **_what_was_said(twins.dense, twins.treated),
         )
         for twins, ratio, outlier in zip(counted, ratios, outliers(ratios), strict=True)
     )
@@ -128,6 +129,18 @@ def _same_first_token(twins: Twins) -> bool | None:
     if not isinstance(here, Evidence) or not isinstance(there, Evidence):
         return None
     return here.first_token == there.first_token
+
+
+def _what_was_said(dense: TrialRecord, treated: TrialRecord) -> dict[str, Any]:
+    said: dict[str, Any] = {
+        "parts": len(dense.answer_parts),
+        "dense_parts": sum(dense.answer_parts.values()),
+        "treated_parts": sum(treated.answer_parts.values()),
+    }
+    own, forced = dense.answer_log_probabilities, treated.forced_log_probabilities or dense.forced_log_probabilities
+    if own and len(own) == len(forced):
+        said |= {"dense_nats": -sum(own) / len(own), "treated_nats": -sum(forced) / len(forced)}
+    return said
 
 
 def _what_was_read(treated: TrialRecord) -> dict[str, Any]:

@@ -37,6 +37,45 @@ class Look(Frozen):
     reason: str
 
 
+class KindQuality(Frozen):
+    """Answers to one kind of prompt, both arms on the same prompts."""
+
+    kind: NeedleKind
+    pairs: int
+    dense: int
+    """Answered in full after a dense prefill."""
+    treated: int
+    lost: int
+    """By dense, and not by treated."""
+    gained: int
+    """By treated, and not by dense."""
+    difference_interval95: Interval | None
+    """Of the share answered, treated minus dense: paired (Bonett and Price 2012)."""
+    parts: int
+    """Of all answers together: each fact, each line of code, valid JSON and each of its values."""
+    dense_parts: int
+    treated_parts: int
+
+
+class Quality(Frozen):
+    """What reading less cost, with paired intervals against dense."""
+
+    kinds: tuple[KindQuality, ...] = ()
+    agreement_interval95: Interval | None = None
+    """Of the share of equal first tokens; Clopper-Pearson."""
+    kl_interval95: Interval | None = None
+    """Of the median KL; from the order of the values alone, None below six pairs."""
+    perplexity_pairs: int = 0
+    dense_perplexity: Number | None = None
+    """Of the dense arm's own greedy words; None where it was not measured."""
+    treated_perplexity: Number | None = None
+    """Of the same words, read one by one after the treated arm's prefill."""
+    perplexity_ratio: Number | None = None
+    """Treated / dense: the geometric mean over pairs."""
+    perplexity_interval95: Interval | None = None
+    """Of the ratio; Student's t on the pairs' differences in nats a token."""
+
+
 class PairEstimate(Frozen):
     """One pair of clean processes on one prompt."""
 
@@ -57,6 +96,14 @@ class PairEstimate(Frozen):
     """KL(dense || treated) of the first token's distribution; None on a server."""
     outlier: bool
     """Modified z-score above 3.5; flagged, never dropped."""
+    parts: int = 0
+    """Of the full answer."""
+    dense_parts: int = 0
+    treated_parts: int = 0
+    dense_nats: Number | None = None
+    """Mean -ln(probability) a token of the dense arm's own words; None where it was not measured."""
+    treated_nats: Number | None = None
+    """The same words after the treated arm's prefill."""
     depth: Number | None = None
     """Where the answer stands in the prompt: 0 first, 1 last."""
     needle_kept: Number | None = None
@@ -122,6 +169,7 @@ class CellEstimate(Frozen):
     median_kl_nats: Number | None
     decoding: Decoding | None = None
     """None without pairs."""
+    quality: Quality = Quality()
     problems: tuple[str, ...]
     """Void blocks and failed evidence, in words; empty when all is well."""
     outcomes: dict[str, int] = Field(default_factory=dict)

@@ -183,7 +183,7 @@ def prefill(pair: Loaded, asked: Request) -> Run:
         types = _types(prefilled, decoded, [call.dtype for call in calls])
     recurrent = [sum(call.tokens for call in read if call.layer == layer) for layer in structure(pair.target).recurrent]
     evidence = gather_evidence(
-        prefilled, pair.target, needle=(0, 1), cached_after=set(after), key_dtype=types["keys"], logits_sha256=""
+        prefilled, pair.target, needle=((0, 1),), cached_after=set(after), key_dtype=types["keys"], logits_sha256=""
     )
     return Run(
         logits=logits,

@@ -203,23 +203,28 @@ def _build(
     text = _exact_text(rng, opening, needle, depth, length, tokenizer, reply)
     rendered = tokenizer.render(text) + reply
     encoding = tokenizer.encode(rendered)
-    start = rendered.index(needle.sentence)
-    end = start + len(needle.sentence)
-    inside = [index for index, (left, right) in enumerate(encoding.offsets) if left < end and right > start]
     return Prompt(
         id=f"{kind}-{length}-{number:03d}",
         kind=kind,
         depth=depth,
-        needle=needle.sentence,
+        needles=needle.pieces,
         answer=needle.answer,
         text=text,
         reply=reply,
         ids=tuple(encoding.ids),
         free_from=free_from,
-        needle_tokens=(inside[0], inside[-1] + 1),
+        needle_tokens=tuple(_tokens_of(piece, rendered, encoding.offsets) for piece in needle.pieces),
         seed=seed,
         sha256=content_id(encoding.ids),
     )
+
+
+def _tokens_of(piece: str, rendered: str, offsets: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    """The first token of a piece of the rendered text, and the first one after it."""
+    start = rendered.index(piece)
+    end = start + len(piece)
+    inside = [index for index, (left, right) in enumerate(offsets) if left < end and right > start]
+    return inside[0], inside[-1] + 1
 
 
 def _exact_text(
@@ -236,8 +241,13 @@ def _exact_text(
 
     def compose(taken: int, closing: str) -> str:
         body = sentences.first(taken)
-        place = sentences.place(taken, depth)
-        body.insert(place, (" " if place else "\n\n") + needle.sentence)
+        count = len(needle.pieces)
+        depths = [(depth + number / count) % 1 for number in range(count)]
+        # From the last place to the first, so that an insertion moves none that is still to come.
+        for at, piece in sorted(zip(depths, needle.pieces, strict=True), reverse=True):
+            place = sentences.place(taken, at)
+            gap = "\n\n" if needle.block or not place else " "
+            body.insert(place, gap + piece + ("\n\n" if needle.block else ""))
         return title + "".join(body) + closing + question
 
     def total(taken: int, closing: str = "") -> int:

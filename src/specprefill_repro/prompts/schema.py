@@ -9,9 +9,9 @@ class Prompt(Frozen):
     """For people: kind, length, number, such as number-512-003."""
     kind: NeedleKind
     depth: float
-    """Where the needle stands, as a share of the text: 0 first, 1 last."""
-    needle: str
-    """The sentence that holds the answer."""
+    """Where the (first) needle stands, as a share of the text: 0 first, 1 last."""
+    needles: tuple[str, ...]
+    """What is hidden in the text and holds the answer."""
     answer: str
     text: str
     """The user's message, before the chat template."""
@@ -21,8 +21,8 @@ class Prompt(Frozen):
     """What the model reads, chat template and beginning of the reply included."""
     free_from: int
     """Index of the first token that the chat template leaves free."""
-    needle_tokens: tuple[int, int]
-    """First token of the needle and the first one after it."""
+    needle_tokens: tuple[tuple[int, int], ...]
+    """Of each needle, its first token and the first one after it."""
     seed: str
     sha256: str
     """Of the canonical JSON of `ids`."""

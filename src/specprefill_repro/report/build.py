@@ -8,7 +8,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from specprefill_repro.estimates.decoding import ENOUGH_TOKENS
-from specprefill_repro.report import figures, numbers, rows, rules
+from specprefill_repro.report import figures, numbers, quality, rows, rules
 from specprefill_repro.report.answer import answer, failed_controls, margin
 from specprefill_repro.report.data import LISTED_TRIALS, ReportData, embedded
 from specprefill_repro.trials.schema import PHASES
@@ -80,6 +80,7 @@ def _context(data: ReportData, trials: Trials) -> dict[str, Any]:
         "phase_names": figures.PHASE_NAMES,
         "phase_keys": PHASES,
         "quality": figures.quality_figures(data),
+        "quality_tables": quality.quality_tables(data),
         "rule_tables": rules.rule_tables(data),
         "rule_sources": rules.rule_sources(data),
         "controls": figures.control_figures(data),

@@ -28,10 +28,16 @@ class Treatment(StrEnum):
 
 
 class NeedleKind(StrEnum):
-    """The fact that is hidden in a prompt and asked for at its end."""
+    """What is hidden in a prompt and asked for at its end."""
 
     NUMBER = "number"
     CITY = "city"
+    SEVERAL = "several"
+    """Three facts in three places, all asked for."""
+    CODE = "code"
+    """A function of two lines, to be quoted word for word."""
+    JSON = "json"
+    """A record in prose, to be given as JSON."""
 
 
 class Pair(Frozen):
@@ -52,6 +58,9 @@ class Prompts(Frozen):
     """
     answer_tokens: int = Field(default=12, ge=1, le=512)
     """Tokens decoded after the timed prefill, to see whether the answer survived."""
+    perplexity: bool = False
+    """Whether the tokens that the dense arm decoded are also read, one by one, after the treated arm's prefill, to see
+    how likely it finds them. Untimed; takes one more sparse prefill a pair."""
 
 
 class Selection(Frozen):

@@ -13,15 +13,15 @@ from specprefill_repro.fingerprint import code_fingerprint
 from specprefill_repro.gate.schema import GateResult
 from specprefill_repro.models.schema import Manifest
 from specprefill_repro.project import Project
-from specprefill_repro.prompts.needle import answer_found
+from specprefill_repro.prompts.needle import parts_found
 from specprefill_repro.prompts.schema import Prompt, PromptSet
 from specprefill_repro.study.plan import Arm, ArmKind, Cell, PlannedTrial, block_trials
 from specprefill_repro.study.schema import Study
-from specprefill_repro.trials.job import Job, Measurement
+from specprefill_repro.trials.job import Forced, Job, Measurement
 from specprefill_repro.trials.lease import machine_lease
 from specprefill_repro.trials.machine import machine_facts
 from specprefill_repro.trials.progress import report
-from specprefill_repro.trials.schema import BlockReceipt, PromptFacts, TrialRecord
+from specprefill_repro.trials.schema import BlockReceipt, Evidence, PromptFacts, TrialRecord
 from specprefill_repro.trials.store import Store
 
 
@@ -35,13 +35,14 @@ def block_settings(project: Project, study: Study, cell: Cell, engine: Engine | 
     """
     engine = engine or engine_of(project, study, cell.engine)
     arms = (cell.baseline.kind, cell.treated.kind)
+    perplexity = ["perplexity"] if study.prompts.perplexity else []
     return {
         "code": code_fingerprint(["specprefill_repro.prompts.needle", *engine.code(arms)]),
         "engine": engine.name,
         "environment": sha256_file(project.environment_lock),
         "machine": content_id(machine_facts()),
         "arms": content_id([cell.baseline.model_dump(mode="json"), cell.treated.model_dump(mode="json")]),
-        "prefill": content_id([study.prefill_step, study.warmup_tokens, study.prompts.answer_tokens]),
+        "prefill": content_id([study.prefill_step, study.warmup_tokens, study.prompts.answer_tokens, *perplexity]),
         **engine.settings(),
     }
 
@@ -138,6 +139,7 @@ def _measure_block(
             shutil.rmtree(leftover, ignore_errors=True)
         with tempfile.TemporaryDirectory(dir=store.folder, prefix="block-") as folder:
             measured: list[TrialRecord] = []
+            first: dict[int, Measurement] = {}
             for trial in trials:
                 arm = cell.treated if trial.treated else cell.baseline
                 prompt = prompts.prompts[trial.prompt]
@@ -157,9 +159,12 @@ def _measure_block(
                     log_file=str(Path(folder) / f"{trial.position}.log.gz"),
                     text=prompt.text,
                     warmup_text=warmup.text[: len(warmup.text) * study.warmup_tokens // len(warmup.ids)],
+                    log_probabilities=study.prompts.perplexity and arm.kind is ArmKind.DENSE,
+                    forced=_forced(study, cell, trial, first.get(trial.prompt)),
                 )
                 report(trial=cell.id, index=index, position=trial.position, arm=arm.kind)
                 measurement = engine.measure(job, lease)
+                first.setdefault(trial.prompt, measurement)
                 answer = measurement.text or tokenizer.decode(list(measurement.tokens), skip_special_tokens=True)
                 measured.append(
                     _record(engine.name, cell, index, trial, arm, prompt, target, draft, measurement, answer)
@@ -169,6 +174,17 @@ def _measure_block(
                 place = Path(folder) / f"{trial.position}"
                 store.adopt(record, place.with_suffix(".f32"), place.with_suffix(".log.gz"))
             return tuple(store.put_record(record) for record in measured)
+
+
+def _forced(study: Study, cell: Cell, trial: PlannedTrial, first: Measurement | None) -> Forced | None:
+    """What the second trial of a pair does for the perplexity; `first` is what the pair's first one measured."""
+    if first is None or not study.prompts.perplexity or cell.treated.kind is ArmKind.DENSE:
+        return None
+    if not isinstance(first.evidence, Evidence):
+        return None  # A server can't be told what to say.
+    if trial.treated:
+        return Forced(arm=cell.treated, tokens=first.tokens, kept=None)
+    return Forced(arm=cell.treated, tokens=None, kept=first.evidence.kept_ranges)
 
 
 def _record(
@@ -184,6 +200,7 @@ def _record(
     answer: str,
 ) -> TrialRecord:
     uses_draft = arm.kind is ArmKind.SPECULATIVE
+    parts = parts_found(prompt.kind, prompt.answer, prompt.reply, answer)
     # What was measured goes into the record as it is, field by field of the same name.
     fields = Measurement.model_fields.keys() & TrialRecord.model_fields.keys()
     return TrialRecord(
@@ -207,5 +224,7 @@ def _record(
             answer=prompt.answer,
         ),
         answer_text=answer,
-        answer_found=answer_found(prompt.answer, answer),
+        answer_found=all(parts.values()),
+        answer_parts=parts,
+        answer_ids=measurement.tokens,
     )

@@ -16,14 +16,14 @@ def gather_evidence(
     prefilled: Prefilled,
     target: Any,
     *,
-    needle: tuple[int, int],
+    needle: Sequence[tuple[int, int]],
     cached_after: set[int],
     key_dtype: str,
     logits_sha256: str,
 ) -> Evidence:
     """Evidence of a finished prefill whose context has ended (so that the restoring of the model is seen too)."""
     kept = prefilled.kept
-    in_needle = sum(needle[0] <= position < needle[1] for position in kept)
+    in_needle = sum(start <= position < stop for position in kept for start, stop in needle)
     modules = len(prefilled.rotary_seen)
     return Evidence(
         tokens_scored=prefilled.tokens_scored,
@@ -41,7 +41,7 @@ def gather_evidence(
         logits_dtype=str(prefilled.logits.dtype).rpartition(".")[2],
         look_ahead_tokens=tuple(prefilled.look_ahead_tokens),
         selection_seed=prefilled.selection_seed,
-        needle_kept=in_needle / (needle[1] - needle[0]),
+        needle_kept=in_needle / sum(stop - start for start, stop in needle),
         first_token=prefilled.first_token,
         logits_sha256=logits_sha256,
     )
@@ -74,6 +74,11 @@ def as_ranges(positions: Sequence[int]) -> tuple[tuple[int, int], ...]:
         else:
             ranges.append((position, position + 1))
     return tuple(ranges)
+
+
+def as_positions(ranges: Sequence[tuple[int, int]]) -> list[int]:
+    """Half-open ranges as ascending positions."""
+    return [position for start, stop in ranges for position in range(start, stop)]
 
 
 def outcome(arm: Arm, evidence: Evidence, tokens: int) -> str:

@@ -82,7 +82,7 @@ def _probe(
         draft_folder=None,
         arm=Arm(kind=ArmKind.DENSE),
         ids=ids,
-        needle_tokens=(0, 1),
+        needle_tokens=((0, 1),),
         warmup_ids=ids[::-1][: min(study.warmup_tokens, length)],
         step=study.prefill_step,
         answer_tokens=1 + DECODED,

@@ -39,7 +39,7 @@ class PromptFacts(Frozen):
 
 def _absent(value: Any) -> bool:
     """Fields that a record does not have are not written, so that older records keep their hash."""
-    return value is None
+    return value is None or value == () or value == {}
 
 
 class Evidence(Frozen):
@@ -153,6 +153,14 @@ class TrialRecord(Frozen):
     """From the start of the process until it could have begun to load weights; of a server until it could answer."""
     answer_text: str
     answer_found: bool
+    answer_parts: dict[str, bool] = Field(default={}, exclude_if=_absent)
+    """Which parts of the answer are in it; found means all."""
+    answer_ids: tuple[int, ...] = Field(default=(), exclude_if=_absent)
+    """The tokens of `answer_text`, special ones included."""
+    answer_log_probabilities: tuple[float, ...] = Field(default=(), exclude_if=_absent)
+    """Natural logarithms, of each of `answer_ids`: in dense arms, where the study measures perplexity."""
+    forced_log_probabilities: tuple[float, ...] = Field(default=(), exclude_if=_absent)
+    """Of each token that the pair's dense arm decoded, after the pair's treated prefill: in the pair's second trial."""
     decode_tokens: int
     decode_seconds: float
     """For `decode_tokens` tokens after the first."""

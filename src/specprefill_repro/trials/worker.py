@@ -31,6 +31,7 @@ ARM_MODULES = {
     ArmKind.HEAD_TAIL: "specprefill_repro.prefill.head_tail_selection",
     ArmKind.UNIFORM: "specprefill_repro.prefill.uniform_selection",
 }
+CONTINUATION = "specprefill_repro.prefill.continuation"
 
 
 def measure(job: Job, spawned_at: float) -> Measurement:
@@ -52,7 +53,7 @@ def measure(job: Job, spawned_at: float) -> Measurement:
     from specprefill_repro.prefill.chunked import cached_tokens, key_caches, log_probabilities, most_likely
     from specprefill_repro.prefill.loading import load_model
     from specprefill_repro.prefill.positions import check_vector_offsets
-    from specprefill_repro.trials.evidence import gather_evidence, outcome
+    from specprefill_repro.trials.evidence import as_positions, gather_evidence, outcome
 
     prefill = importlib.import_module(ARM_MODULES[job.arm.kind]).prefill
     ready_seconds = time.perf_counter() - spawned_at
@@ -94,12 +95,17 @@ def measure(job: Job, spawned_at: float) -> Measurement:
         key_dtype = str(key_caches(prefilled.cache)[0].keys.dtype)
         after = machine_state()
 
-        tokens = [prefilled.first_token]
+        tokens, steps = [prefilled.first_token], [prefilled.logits]
         decode_start = time.perf_counter()
         ends = end_tokens(config)
         while len(tokens) < job.answer_tokens and tokens[-1] not in ends:
-            tokens.append(most_likely(prefilled.decode(tokens[-1])))
+            logits = prefilled.decode(tokens[-1])
+            tokens.append(most_likely(logits))
+            if job.log_probabilities:
+                steps.append(logits)
         decode_seconds = time.perf_counter() - decode_start
+        likely = [float(log_probabilities(row)[token]) for row, token in zip(steps, tokens, strict=False)]
+        peak_memory = _peak_memory()
     gc.enable()
 
     logs = log_probabilities(prefilled.logits)
@@ -113,6 +119,14 @@ def measure(job: Job, spawned_at: float) -> Measurement:
         key_dtype=key_dtype,
         logits_sha256=sha256_file(Path(job.logits_file)),
     )
+    forced: list[float] = []
+    if job.forced is not None:
+        forced = importlib.import_module(CONTINUATION).log_probabilities_after(
+            models,
+            Request(ids=job.ids, arm=job.forced.arm, step=job.step, seed=job.seed),
+            as_positions(job.forced.kept or evidence.kept_ranges),
+            job.forced.tokens or tokens,
+        )
     return Measurement(
         seconds=seconds,
         phases=_phases(clock_start, prefilled.marks),
@@ -120,9 +134,11 @@ def measure(job: Job, spawned_at: float) -> Measurement:
         warmup_seconds=warmup_seconds,
         ready_seconds=ready_seconds,
         tokens=tuple(tokens),
+        answer_log_probabilities=tuple(likely) if job.log_probabilities else (),
+        forced_log_probabilities=tuple(forced),
         decode_tokens=len(tokens) - 1,
         decode_seconds=decode_seconds,
-        peak_memory_bytes=_peak_memory(),
+        peak_memory_bytes=peak_memory,
         peak_mlx_bytes=peak_mlx,
         outcome=outcome(job.arm, evidence, len(job.ids)),
         evidence=evidence,
