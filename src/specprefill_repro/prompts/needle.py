@@ -111,13 +111,13 @@ def _code(rng: random.Random) -> Needle:
 
 
 def _json_record(rng: random.Random) -> Needle:
-    owner, town, room = f"{pick(rng, FIRST_NAMES)} {pick(rng, SURNAMES)}", pick(rng, CITIES), _number(rng)
+    owner, room = f"{pick(rng, FIRST_NAMES)} {pick(rng, SURNAMES)}", _number(rng)
     return Needle(
-        pieces=(f"The treasure belongs to {owner}, from {town}, and is kept in room {room}.",),
-        question="Question: Who owns the treasure, from which city, and in which room is it, as JSON with the keys "
-        "owner, city and room?",
-        reply='{"owner": "',
-        answer=json.dumps({"owner": owner, "city": town, "room": int(room)}),
+        pieces=(f"The treasure of {owner} is hidden in room {room}.",),
+        question="Question: In which room is the treasure hidden, and whose is it, "
+        "as JSON with the keys room and owner?",
+        reply='{"room": ',
+        answer=json.dumps({"room": int(room), "owner": owner}),
     )
 
 
