@@ -104,7 +104,7 @@ def measure(job: Job, spawned_at: float) -> Measurement:
             if job.log_probabilities:
                 steps.append(logits)
         decode_seconds = time.perf_counter() - decode_start
-        likely = [float(log_probabilities(row)[token]) for row, token in zip(steps, tokens, strict=False)]
+        likely = _likelihoods(steps, tokens) if job.log_probabilities else ()
         peak_memory = _peak_memory()
     gc.enable()
 
@@ -134,7 +134,7 @@ def measure(job: Job, spawned_at: float) -> Measurement:
         warmup_seconds=warmup_seconds,
         ready_seconds=ready_seconds,
         tokens=tuple(tokens),
-        answer_log_probabilities=tuple(likely) if job.log_probabilities else (),
+        answer_log_probabilities=likely,
         forced_log_probabilities=tuple(forced),
         decode_tokens=len(tokens) - 1,
         decode_seconds=decode_seconds,
@@ -153,6 +153,13 @@ def measure(job: Job, spawned_at: float) -> Measurement:
             "device": str(mx.default_device()),
         },
     )
+
+
+def _likelihoods(steps: list[Any], tokens: list[int]) -> tuple[float, ...]:
+    """Natural logarithm of each token's probability, from the logits that it was taken from."""
+    from specprefill_repro.prefill.chunked import log_probabilities
+
+    return tuple(float(log_probabilities(logits)[token]) for logits, token in zip(steps, tokens, strict=True))
 
 
 def _phases(start: float, marks: list[tuple[str, float]]) -> Phases:
