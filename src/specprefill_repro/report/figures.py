@@ -17,6 +17,8 @@ from specprefill_repro.verdicts.schema import ClaimKind, Verdict
 
 DRAWN_TRIALS = 200
 """More marks than this say nothing more; the drift chart then draws every nth trial."""
+DRAWN_CELLS = 40
+"""Rows of a chart; the table under it has them all."""
 DRAWN_CLAIMS = 40
 DETAILED_CLAIMS = 16
 """So many claims get a table of conditions; the others get a line, and their conditions are in verdicts.json."""
@@ -153,8 +155,10 @@ def phase_figures(data: ReportData) -> list[Figure]:
                 "whole bar is shorter than the dense bar of the same length. The dense bar is that of the first keep "
                 "rate; the table has all of them."
             )
+            if len(bars) > DRAWN_CELLS:
+                read += f" Of {len(bars)} bars the first {DRAWN_CELLS} are drawn."
             columns = ("cell and arm, seconds", *PHASE_NAMES.values(), "sum of medians")
-            figures.append(Figure(f"Pair {pair}", charts.phases(bars), read, columns, tuple(rows)))
+            figures.append(Figure(f"Pair {pair}", charts.phases(bars[:DRAWN_CELLS]), read, columns, tuple(rows)))
     return figures
 
 
@@ -164,14 +168,14 @@ def quality_figures(data: ReportData) -> list[Figure]:
     answered = [cell for cell in cells if cell.answers_dense]
     figures = []
     if answered:
-        kept = [_kept_point(cell) for cell in answered]
+        kept = [_kept_point(cell) for cell in answered[:DRAWN_CELLS]]
         figures.append(
             Figure(
                 "Answers kept",
                 charts.intervals(kept, "share of dense prefill's answers", "share"),
                 "Of the answers that dense prefill found, the share that survives when the target reads only part of "
                 "the prompt. The line is the 95 % interval; with few prompts it is wide, and a mark at 100 % does not "
-                "prove that nothing is ever lost.",
+                "prove that nothing is ever lost." + _not_drawn(answered),
                 ("cell", "dense found", "treated found", "lost", "share lost, 95 %", "tokens read"),
                 tuple(
                     (
@@ -219,14 +223,15 @@ def quality_figures(data: ReportData) -> list[Figure]:
         Point(_row_label(cell), _selection(cell), cell.median_kl_nats)
         for cell in cells
         if cell.median_kl_nats is not None
-    ]
+    ][:DRAWN_CELLS]
     if distances:
         figures.append(
             Figure(
                 "Distance from dense prefill",
                 charts.intervals(distances, "median KL divergence, nats", "amount"),
                 "How far the first token's probabilities move away from those of dense prefill: 0 is the same, above "
-                "about 1 the model says something else. The axis is a square root, so that small distances show.",
+                "about 1 the model says something else. The axis is a square root, so that small distances show."
+                + _not_drawn(cells),
                 ("cell", "median KL, nats", "same first token"),
                 tuple(
                     (
@@ -257,6 +262,12 @@ def _row_label(cell: CellEstimate) -> str:
     return place_label(cell, f"keep {numbers.keep(cell.nominal_keep)}")
 
 
+def _not_drawn(cells: Sequence[CellEstimate]) -> str:
+    if len(cells) <= DRAWN_CELLS:
+        return ""
+    return f" Of {len(cells)} cells the first {DRAWN_CELLS} are drawn; the table has them all."
+
+
 def _kept_point(cell: CellEstimate) -> Point:
     lost = cell.answers_lost_interval
     return Point(
@@ -274,12 +285,12 @@ def control_figures(data: ReportData) -> list[Figure]:
     if not cells:
         return []
     pairs = []
-    for cell in cells:
+    for cell in cells[:DRAWN_CELLS]:
         step = max(1, len(cell.pairs) // 20)
         pairs += [
             Point(chart_label(cell), "", pair.dense_seconds / pair.treated_seconds) for pair in cell.pairs[::step]
         ]
-    means = [_point(cell, chart_label(cell), "") for cell in cells]
+    means = [_point(cell, chart_label(cell), "") for cell in cells[:DRAWN_CELLS]]
     rows = tuple(
         (
             cell_label(cell),
@@ -296,6 +307,7 @@ def control_figures(data: ReportData) -> list[Figure]:
     read = (
         "Thin ticks are single pairs, the dot and its line their mean and 95 % interval. The placebo must straddle "
         "the dashed line at 1: it is dense against dense. The target as its own draft must lie left of it."
+        + _not_drawn(cells)
     )
     return [Figure("Controls", charts.strips(pairs, means, "speed-up"), read, columns, rows)]
 

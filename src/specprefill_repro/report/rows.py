@@ -283,8 +283,13 @@ def _in_order(data: ReportData, trials: pd.DataFrame) -> Iterator[tuple[CellEsti
             yield cell, groups[cell.cell]
 
 
+SUMMED = ("cell", "treated", "outcome", "prompt.tokens")
+"""What the table of evidence needs besides the evidence."""
+
+
 def evidence_rows(data: ReportData, trials: pd.DataFrame) -> list[EvidenceRow]:
     """One row for the treated arm of each cell; then one for all baselines of a pair at one length."""
+    trials = trials[[name for name in trials.columns if name.startswith("evidence.") or name in SUMMED]]
     rows = []
     dense: dict[str, list[pd.DataFrame]] = defaultdict(list)
     for cell, own in _in_order(data, trials):
@@ -308,6 +313,7 @@ def request_rows(data: ReportData, trials: pd.DataFrame) -> list[RequestRow]:
     """For an engine's author: the parameters that were requested, and what the evidence says was effective."""
     arms = {cell.id: cell.treated for cell in plan_cells(data.study)}
     rows = []
+    trials = trials[[name for name in trials.columns if name.startswith("evidence.") or name in SUMMED]]
     for cell, own in _in_order(data, trials):
         treated = own[own["treated"]]
         if not len(treated) or cell.treatment is Treatment.PLACEBO:

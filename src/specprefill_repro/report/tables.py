@@ -13,7 +13,7 @@ import pyarrow.csv
 from specprefill_repro.errors import Exit, ReproError
 from specprefill_repro.estimates.schema import Estimates, estimates_json
 from specprefill_repro.files import parse_model, read_limited, write_bytes, write_json, write_text
-from specprefill_repro.report.data import ReportData
+from specprefill_repro.report.data import LISTED_TRIALS, ReportData
 from specprefill_repro.trials.schema import BlockReceipt, TrialRecord
 from specprefill_repro.trials.table import MAX_FILE_BYTES, Trials, check_ids, parquet, parse_table, to_models
 from specprefill_repro.verdicts.schema import Verdicts
@@ -26,7 +26,7 @@ FORMULA = r"^([=+\-@\t\r])"
 def write_tables(
     folder: Path, trials: Trials, blocks: pa.Table, estimates: Estimates, verdicts: Verdicts
 ) -> dict[str, str]:
-    """Write the five files into `folder`.
+    """Write them into `folder`; the CSV only while a spreadsheet can hold it.
 
     Returns:
         The SHA-256, by name, of those from which `verify` can recompute the page.
@@ -38,7 +38,10 @@ def write_tables(
     }
     for name, content in contents.items():
         write_bytes(folder / name, content)
-    write_text(folder / "trials.csv", trials_csv(trials))
+    if len(trials) <= LISTED_TRIALS:
+        write_text(folder / "trials.csv", trials_csv(trials))
+    else:
+        (folder / "trials.csv").unlink(missing_ok=True)
     write_json(folder / "verdicts.json", verdicts)
     return {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
 
