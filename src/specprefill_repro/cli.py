@@ -24,34 +24,55 @@ claims = typer.Typer(help="The published figures that studies are held against."
 app.add_typer(claims, name="claims")
 
 StudyName = Annotated[str, typer.Argument(help="Name of a file in config/studies, without .yaml")]
+Scale = Annotated[
+    str, typer.Option("--scale", help="full, or tiny: small random models of the same architectures, short prompts")
+]
 
 
 @app.command()
 def run(
     study: StudyName = "demo",
     offline: Annotated[bool, typer.Option("--offline", help="Ask nothing of the network; use what is here")] = False,
+    scale: Scale = "full",
+    engine: Annotated[
+        str | None, typer.Option("--engine", help="omlx=PATH: the folder of its source, or its command; kept")
+    ] = None,
+    all_that_fit: Annotated[
+        bool, typer.Option("--all-that-fit", help="Every study that this machine can hold, one after the other")
+    ] = False,
 ) -> None:
     """Run a study to its report; what is finished and not stale is not run again."""
     from specprefill_repro.models.hub import go_offline
     from specprefill_repro.project import find_project
     from specprefill_repro.run import run_study
+    from specprefill_repro.study.given import give_engine
+    from specprefill_repro.study.scale import scaled_name
 
+    project = find_project()
     if offline:
         go_offline()
-    run_study(find_project(), study)
+    if engine is not None:
+        give_engine(project, engine)
+    if all_that_fit:
+        from specprefill_repro.fitting import run_all_that_fit
+
+        run_all_that_fit(project, scale, typer.echo)
+    else:
+        run_study(project, scaled_name(study, scale))
 
 
 @app.command()
-def plan(study: StudyName = "demo") -> None:
+def plan(study: StudyName = "demo", scale: Scale = "full") -> None:
     """What a study takes in time, disk and memory, and whether SpecPrefill can help at all here."""
     from rich.console import Console
 
     from specprefill_repro.forecast import forecast, print_forecast
     from specprefill_repro.project import find_project
     from specprefill_repro.study.load import load_study
+    from specprefill_repro.study.scale import scaled_name
 
     project = find_project()
-    loaded = load_study(project, study)
+    loaded = load_study(project, scaled_name(study, scale))
     print_forecast(loaded, forecast(project, loaded, lambda line: typer.echo(line, err=True)), Console())
 
 

@@ -10,13 +10,14 @@ from specprefill_repro.files import read_model
 from specprefill_repro.models.load import base_of, load_definition
 from specprefill_repro.project import Project
 from specprefill_repro.study.load import load_study
+from specprefill_repro.study.scale import scaled_name
 from specprefill_repro.trials.parent import lead_run
 
 lead_run()
 
 PROJECT = Project(Path(workflow.basedir))
 try:
-    STUDY = load_study(PROJECT, config["study"])
+    STUDY = load_study(PROJECT, scaled_name(config["study"], config.get("scale")))
     CELLS = staleness.cells_by_id(STUDY)
     MODELS = staleness.models_of(PROJECT, STUDY)
     engines_of(PROJECT, STUDY)

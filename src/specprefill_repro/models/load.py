@@ -1,6 +1,8 @@
 """Read config/models.yaml and config/models.lock.yaml."""
 
 import difflib
+from functools import lru_cache
+from pathlib import Path
 
 from specprefill_repro.errors import Exit, ReproError
 from specprefill_repro.files import read_yaml_model
@@ -20,7 +22,21 @@ from specprefill_repro.project import Project
 
 def model_names(project: Project) -> list[str]:
     """Names of the models in config/models.yaml, in the order of the file."""
-    return list(read_yaml_model(project.models_file, ModelsFile).models)
+    return list(_defined(project))
+
+
+def _defined(project: Project) -> dict[str, ModelDefinition]:
+    path = project.models_file
+    if not path.exists():
+        return read_yaml_model(path, ModelsFile).models  # says that it is missing
+    found = path.stat()
+    return _as_of(path, (found.st_ino, found.st_size, found.st_mtime_ns)).models
+
+
+@lru_cache(maxsize=4)
+def _as_of(path: Path, stamp: tuple[int, int, int]) -> ModelsFile:
+    """The file as it was at a stamp. Every model of a study is looked up several times, and YAML is slow to read."""
+    return read_yaml_model(path, ModelsFile)
 
 
 def load_definition(project: Project, name: str) -> ModelDefinition:
@@ -29,7 +45,7 @@ def load_definition(project: Project, name: str) -> ModelDefinition:
     Raises:
         ReproError: no such model, models made of each other in a circle, or the file is not valid.
     """
-    models = read_yaml_model(project.models_file, ModelsFile).models
+    models = _defined(project)
     chain: list[str] = []
     current: str | None = name
     while current is not None:
@@ -50,6 +66,15 @@ def load_definition(project: Project, name: str) -> ModelDefinition:
         chain.append(current)
         current = base_of(models[current].source)
     return models[name]
+
+
+def stand_in(project: Project, name: str) -> str:
+    """Name of the model that stands in for another one at tiny scale: the key `tiny`, or the model itself.
+
+    Raises:
+        ReproError: as `load_definition`.
+    """
+    return load_definition(project, name).tiny or name
 
 
 def base_of(source: Source) -> str | None:

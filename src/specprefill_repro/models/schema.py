@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, JsonValue
 
 from specprefill_repro.schema import Frozen
 from specprefill_repro.study.schema import Name
@@ -70,7 +70,7 @@ class Synthetic(Frozen):
     seed: int = Field(ge=0, lt=2**32)
     tokenizer: Name
     """The model whose tokenizer it borrows."""
-    config: dict[str, int | float | str | bool | dict[str, int | float | str | bool | None] | None]
+    config: dict[str, JsonValue]
     """config.json of mlx_lm, with its `model_type`; the vocabulary size is the tokenizer's."""
 
 
@@ -96,6 +96,8 @@ class Published(Frozen):
 class ModelDefinition(Frozen):
     source: Source
     license: str
+    tiny: Name | None = None
+    """The model that stands in for this one at tiny scale; none: this one itself."""
     note: str = ""
     published: Published | None = None
 

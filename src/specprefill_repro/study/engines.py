@@ -48,6 +48,8 @@ class OmlxEngine(Frozen):
     """Folder with its source, run by `python`."""
     python: str | None = None
     """Interpreter whose environment holds what the checkout needs."""
+    when_given: bool = False
+    """Run only where this machine's user has named one (`--engine omlx=PATH`); left out of the study elsewhere."""
     threshold: Threshold = 1
     """Prompts of at most this many tokens run dense (`specprefill_threshold`; the server's own default is 8192)."""
 

@@ -189,6 +189,12 @@ class Study(Frozen):
     comparisons: tuple[Comparison, ...] = Field(min_length=1)
     claims: tuple[str, ...] = ()
     """Claim cards (config/claims) that the report judges or shows; a name or a pattern such as green-122b-2b-*."""
+    questions: Literal["omlx-issue"] | None = Field(default=None, exclude_if=lambda questions: questions is None)
+    """Questions of a source that the report ends with, each answered from the evidence of the run."""
+    shrunk: int | None = Field(default=None, ge=1, exclude_if=lambda factor: factor is None)
+    """At tiny scale: by how much prompts are shorter. Set by `--scale tiny`, never in a file."""
+    left_out: tuple[str, ...] = Field(default=(), exclude_if=lambda left_out: not left_out)
+    """Engines of the file whose comparisons do not run here, each with the reason. Never set in a file."""
 
     @property
     def selections(self) -> tuple[Selection, ...]:
