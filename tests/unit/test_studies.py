@@ -27,7 +27,7 @@ STUDIES = study_names(PROJECT)
 CLAIMS = load_claims(PROJECT)
 MODELS = read_yaml_model(PROJECT.models_file, ModelsFile).models
 
-OWN_QUESTIONS = {"demo", "engines-demo", "small-mac"}
+OWN_QUESTIONS = {"demo", "engines-demo", "rules", "small-mac"}
 """No published figure is about these; the demo's own cards are."""
 VARIED = {"draft-size": {"draft"}, "keep-rate": {"keep rate"}}
 """What an ablation varies, and so may differ from the claim that its other conditions repeat."""
