@@ -12,6 +12,7 @@ app = typer.Typer(
     help="Does SpecPrefill shorten time to first token here, by how much, at what price, and if not, why not?",
     no_args_is_help=True,
     add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
 stage = typer.Typer(help="One stage of one study; what the Snakemake rules call.", no_args_is_help=True)

@@ -31,6 +31,8 @@ from specprefill_repro.study.schema import Study
 from specprefill_repro.trials.parent import RUN_PROCESS, name_run
 from specprefill_repro.trials.progress import PROGRESS_PIPE
 from specprefill_repro.verdicts.claims import load_claims, study_claims
+from specprefill_repro.verdicts.listing import print_verdicts
+from specprefill_repro.verdicts.schema import Verdicts
 
 
 def run_study(project: Project, name: str) -> None:
@@ -66,7 +68,8 @@ def run_study(project: Project, name: str) -> None:
                 raise
     if process.returncode != 0:
         raise failures[0] if failures else _snakemake_failed(log, process.returncode)
-    console.print(f"Report: {os.path.relpath(project.report(name))}")
+    print_verdicts(read_model(project.verdicts(name), Verdicts).verdicts, console)
+    console.print(f"Report: {os.path.relpath(project.report(name))}", soft_wrap=True)
 
 
 def check_study(project: Project, study: Study) -> None:

@@ -208,3 +208,22 @@ def test_a_lock_file_that_is_a_link_is_refused(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(ReproError, match="lock file"), machine_lease(tmp_path / "link"):
         pass
+
+
+def test_waiting_for_another_measurement_says_so_and_for_whom(tmp_path):
+    path, told = tmp_path / "lease", []
+    code = (
+        "import sys, pathlib; from specprefill_repro.trials.lease import machine_lease\n"
+        "with machine_lease(pathlib.Path(sys.argv[1])): print('held', flush=True); input()"
+    )
+    holder = subprocess.Popen([sys.executable, "-c", code, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert holder.stdout.readline() == b"held\n"
+
+    def tell(line):
+        told.append(line)
+        holder.communicate(b"\n")
+
+    with machine_lease(path, tell):
+        assert told == [f"Waiting for another measurement on this machine (process {holder.pid}) to end ..."]
+    with machine_lease(path, tell):
+        assert len(told) == 1, "nobody to wait for"

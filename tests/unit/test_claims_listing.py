@@ -8,8 +8,8 @@ from rich.console import Console
 from specprefill_repro.errors import ReproError
 from specprefill_repro.project import Project
 from specprefill_repro.verdicts.claims import find_claim, load_claims, load_contradictions
-from specprefill_repro.verdicts.listing import print_claim, print_claims
-from specprefill_repro.verdicts.schema import Claim
+from specprefill_repro.verdicts.listing import print_claim, print_claims, print_verdicts
+from specprefill_repro.verdicts.schema import Claim, ClaimKind, Verdict, Word
 
 
 @pytest.fixture(scope="module")
@@ -53,3 +53,18 @@ def test_markup_in_a_card_is_text(cards: dict[str, Claim]) -> None:
 def test_a_misspelt_id_names_its_neighbours(cards: dict[str, Claim]) -> None:
     with pytest.raises(ReproError, match="near it: demo-padded-gain"):
         find_claim("demo-paded-gain", cards)
+
+
+def test_verdicts_are_told_in_a_line_each_and_the_unjudged_counted(cards: dict[str, Claim]) -> None:
+    own = next(card for card in cards.values() if card.kind is ClaimKind.EXPECTATION)
+    published = [card for card in cards.values() if card.kind is not ClaimKind.EXPECTATION][:3]
+    words = (Word.REPRODUCED, Word.REPRODUCED, Word.NOT_COMPARABLE, Word.NOT_COMPARABLE)
+    rest = {"sentence": "Why [bold].", "cells": (), "measured": None, "interval95": None, "expected": None, "pairs": 0}
+    verdicts = [Verdict(claim=card, word=word, **rest) for card, word in zip((own, *published), words, strict=True)]
+    out = io.StringIO()
+    print_verdicts(verdicts, Console(file=out, width=40))
+    assert out.getvalue().splitlines() == [
+        f"as expected: {own.id}. Why [bold].",
+        f"reproduced: {published[0].id}. Why [bold].",
+        "not comparable: 2 published figures",
+    ]

@@ -18,6 +18,7 @@ from specprefill_repro.study.plan import plan_cells
 from specprefill_repro.study.schema import Treatment
 from specprefill_repro.trials.schema import TrialRecord
 from specprefill_repro.trials.table import Trials
+from specprefill_repro.verdicts.listing import EXPECTATION_WORDS
 from specprefill_repro.verdicts.schema import ClaimKind, Rule, Verdict, Word
 
 SYMBOLS = {
@@ -33,9 +34,6 @@ SYMBOLS = {
     Word.NOT_RUN: ("○", "none"),
 }
 """The shape and the colour class that go with each verdict's word."""
-
-EXPECTATION_WORDS = {Word.REPRODUCED: "as expected", Word.NOT_REPRODUCED: "not as expected"}
-"""An expectation of ours is not "reproduced"; the other words fit either kind of claim."""
 
 
 def short(record_id: str) -> str:

@@ -3,11 +3,12 @@
 import fcntl
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from specprefill_repro.errors import Exit, ReproError
+from specprefill_repro.trials.progress import report_warning
 
 
 def lease_path() -> Path:
@@ -16,10 +17,13 @@ def lease_path() -> Path:
 
 
 @contextmanager
-def machine_lease(path: Path | None = None) -> Iterator[int]:
+def machine_lease(path: Path | None = None, tell: Callable[[str], None] = report_warning) -> Iterator[int]:
     """Hold the machine; wait for whoever holds it. Yields a file descriptor.
 
     A child that inherits the descriptor holds the lease too: should it outlive us, nobody measures beside it.
+
+    Args:
+        tell: gets a line when there is somebody to wait for.
 
     Raises:
         ReproError: the lock file may not be opened.
@@ -35,7 +39,14 @@ def machine_lease(path: Path | None = None) -> Iterator[int]:
             Exit.ENVIRONMENT,
         ) from error
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(descriptor, 20, 0).decode(errors="replace").strip()
+            tell(f"Waiting for another measurement on this machine (process {holder or 'unknown'}) to end ...")
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, str(os.getpid()).encode(), 0)
         yield descriptor
     finally:
         os.close(descriptor)

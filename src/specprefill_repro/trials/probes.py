@@ -66,7 +66,8 @@ def probe_model(
     if path.exists():
         return read_model(path, Probes).probes
     tell(f"Timing {manifest.name} at {', '.join(f'{length:,}' for length in lengths)} tokens ...")
-    with machine_lease() if engine.needs_machine else nullcontext() as lease, tempfile.TemporaryDirectory() as folder:
+    held = machine_lease(tell=tell) if engine.needs_machine else nullcontext()
+    with held as lease, tempfile.TemporaryDirectory() as folder:
         probes = tuple(_probe(project, study, manifest, engine, lease, length, Path(folder)) for length in lengths)
     write_json(path, Probes(model=manifest.name, fingerprint=fingerprint, probes=probes))
     return probes

@@ -32,3 +32,8 @@ def report_error(error: ReproError) -> None:
             "exit_code": int(error.exit_code),
         }
     )
+
+
+def report_warning(line: str) -> None:
+    """Hand a line to the run, which shows it beside its progress."""
+    report(warning=line[:1000])

@@ -1,13 +1,16 @@
 """Claim cards for people: a table of all, or one in full. One card a line, tabs between, when nobody looks on."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from specprefill_repro.verdicts.schema import Claim, Contradiction
+from specprefill_repro.verdicts.schema import Claim, ClaimKind, Contradiction, Verdict, Word
 
+EXPECTATION_WORDS = {Word.REPRODUCED: "as expected", Word.NOT_REPRODUCED: "not as expected"}
+"""An expectation of ours is not "reproduced"; the other words fit either kind of claim."""
 COLUMNS = ("id", "kind", "metric", "figure", "rule", "where it was found")
 
 
@@ -22,6 +25,19 @@ def print_claims(claims: Iterable[Claim], console: Console) -> None:
     for row in rows:
         table.add_row(*(Text(value) for value in row))
     console.print(table)
+
+
+def print_verdicts(verdicts: Iterable[Verdict], console: Console) -> None:
+    """Print one line a verdict, and how many claims got none."""
+    unjudged: Counter[Word] = Counter()
+    for verdict in verdicts:
+        if verdict.word in (Word.NOT_COMPARABLE, Word.NOT_RUN):
+            unjudged[verdict.word] += 1
+            continue
+        word = EXPECTATION_WORDS.get(verdict.word) if verdict.claim.kind is ClaimKind.EXPECTATION else None
+        console.print(Text(f"{word or verdict.word}: {verdict.claim.id}. {verdict.sentence}"), soft_wrap=True)
+    for word, count in unjudged.items():
+        console.print(Text(f"{word}: {count} published figures"), soft_wrap=True)
 
 
 def print_claim(claim: Claim, contradictions: Iterable[Contradiction], console: Console) -> None:
