@@ -124,6 +124,22 @@ def verify(page: Annotated[Path, typer.Argument(help="A report: reports/NAME/ind
     )
 
 
+@app.command("publish")
+def publish_command(
+    study: StudyName,
+    to: Annotated[str, typer.Option("--to", help="A folder")],
+    yes: Annotated[bool, typer.Option("--yes", help="Write; without it only what would be written is shown")] = False,
+    acknowledge: Annotated[
+        list[str] | None, typer.Option(help="Code of a finding that may be published; give it once a finding")
+    ] = None,
+) -> None:
+    """Add the report of a study to a site: an index, a permanent link, and a bundle with all that it rests on."""
+    from specprefill_repro.project import find_project
+    from specprefill_repro.publish.command import folder, publish
+
+    publish(find_project(), study, folder(to), yes, acknowledge or [], typer.echo)
+
+
 @app.command()
 def calibrate(seed: Annotated[int, typer.Option(help="Of all scripted machines")] = 1) -> None:
     """Hold the method against machines whose truth is known, and publish how often it errs."""

@@ -5,7 +5,7 @@ import sys
 
 PROGRAM = """
 import importlib, pkgutil, sys
-for name in ("estimates", "verdicts", "report", "study"):
+for name in ("estimates", "verdicts", "report", "study", "bundles", "publish", "merge"):
     package = importlib.import_module(f"specprefill_repro.{name}")
     for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
         importlib.import_module(module.name)

@@ -1,0 +1,1 @@
+"""Merge: one page over the reports of many machines."""

@@ -1,0 +1,131 @@
+"""The site: an index of reports, and a folder for each that never changes once it is there.
+
+    index.html                    the list of reports; it carries the list, so that this one file is the site's state
+    reports/HASH/index.html       a report, with its tables beside it (trials.parquet, estimates.json, ...)
+    reports/HASH/bundle.zip       the same and all that it was made with
+
+HASH stands for every byte of the bundle: a report that changes gets another folder, and the old one stays. Whoever
+writes a site adds the folders first and replaces index.html last, so a reader never sees half of it.
+"""
+
+import json
+import re
+from dataclasses import dataclass
+
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from pydantic import Field, ValidationError
+
+from specprefill_repro.bundles.archive import write_archive
+from specprefill_repro.bundles.contents import BESIDE_THE_PAGE, PAGE, Files, identity_of, read_summary
+from specprefill_repro.bundles.schema import Summary
+from specprefill_repro.errors import Exit, ReproError
+from specprefill_repro.files import canonical_json
+from specprefill_repro.report.build import visible
+from specprefill_repro.report.rows import SYMBOLS
+from specprefill_repro.schema import Frozen
+from specprefill_repro.verdicts.schema import Word
+
+INDEX = "index.html"
+MAX_INDEX_BYTES = 5_000_000
+BLOCK = re.compile(r'<script type="application/json" id="reports">(.*?)</script>', re.DOTALL)
+
+
+class Entry(Frozen):
+    """One report of a site."""
+
+    identity: str = Field(pattern=r"^[0-9a-f]{16}$")
+    summary: Summary
+    page_bytes: int
+    bundle_bytes: int
+
+    @property
+    def folder(self) -> str:
+        return f"reports/{self.identity}"
+
+
+class Listing(Frozen):
+    reports: tuple[Entry, ...] = ()
+    """The newest measurement first."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """A site as it is: its list, and every path in it."""
+
+    listing: Listing
+    paths: frozenset[str]
+
+
+def read_site(index: bytes | None, paths: frozenset[str], place: str) -> Site:
+    """The site whose index.html is `index` (None: there is none yet).
+
+    Raises:
+        ReproError: there is an index.html that this package did not make, or one that was edited.
+    """
+    if index is None:
+        return Site(Listing(), paths)
+    try:
+        (block,) = BLOCK.findall(index[:MAX_INDEX_BYTES].decode())
+        return Site(Listing.model_validate_json(block), paths)
+    except (ValueError, ValidationError) as error:
+        raise ReproError(
+            f"{place} holds an index.html that this package did not make.",
+            "Something else is published there, and it would be overwritten.",
+            "Choose another place, or move that file away first.",
+        ) from error
+
+
+def new_files(bundle: Files, site: Site) -> tuple[Entry, Files]:
+    """The entry of a bundle, and the files that a site needs for it: those of its own folder, and the new index."""
+    archive = write_archive(bundle)
+    entry = Entry(
+        identity=identity_of(bundle),
+        summary=read_summary(bundle),
+        page_bytes=len(bundle[PAGE]),
+        bundle_bytes=len(archive),
+    )
+    reports = {report.identity: report for report in site.listing.reports} | {entry.identity: entry}
+    listing = Listing(reports=tuple(sorted(reports.values(), key=lambda e: (e.summary.date, e.identity), reverse=True)))
+    files = {f"{entry.folder}/{name}": bundle[name] for name in (PAGE, *BESIDE_THE_PAGE) if name in bundle}
+    return entry, {**files, f"{entry.folder}/bundle.zip": archive, INDEX: render_index(listing)}
+
+
+def check_complete(site: Site, place: str) -> None:
+    """Every report of the list is there.
+
+    Raises:
+        ReproError: one is missing, so that a link would lead nowhere.
+    """
+    for report in site.listing.reports:
+        if f"{report.folder}/{PAGE}" not in site.paths:
+            raise ReproError(
+                f"{place} lists the report {report.identity} and does not hold it.",
+                "The folder was deleted by hand.",
+                f"Put {report.folder} back, or delete {INDEX} there to begin a new list.",
+                Exit.VERIFICATION,
+            )
+
+
+def render_index(listing: Listing) -> bytes:
+    """The page that lists the reports; the same bytes for the same list."""
+    loader = ChoiceLoader([PackageLoader("specprefill_repro.publish"), PackageLoader("specprefill_repro.report")])
+    environment = Environment(
+        loader=loader,
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=visible,
+    )
+    symbols = {word.value: (word.value, *SYMBOLS[word]) for word in Word}
+    # Any "<" of the list would otherwise be able to end the script block.
+    block = canonical_json(json.loads(listing.model_dump_json())).decode().replace("<", "\\u003c")
+    page = environment.get_template("index.html").render(
+        reports=listing.reports, symbols=symbols, block=Markup(block), kilobytes=_kilobytes
+    )
+    return page.encode()
+
+
+def _kilobytes(size: int) -> str:
+    return f"{max(1, round(size / 1000)):,} kB"
