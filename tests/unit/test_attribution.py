@@ -135,3 +135,42 @@ def test_the_table_holds_every_cause_that_was_looked_at(world: World) -> None:
     names = [cause.name for cause in found.causes]
     assert names[:3] == ["did not run", "cache hit", "weak baseline"]
     assert len(set(names)) == len(names) and all(cause.evidence for cause in found.causes)
+
+
+@pytest.mark.parametrize("blocks", [1, 3])
+@pytest.mark.parametrize("expected", [None, 0.85, 2.0])
+@pytest.mark.parametrize("world", [World(draft_share=share, noise=0.05) for share in (0.1, 0.3, 0.6, 0.9)])
+def test_a_reason_never_contradicts_the_prediction_or_the_measurement(
+    world: World, expected: float | None, blocks: int
+) -> None:
+    """`expected` 0.85: short of the prediction by more than 15 %."""
+    study = demo_study(blocks)
+    margin = 0.1
+    for cell in build_estimates(study, *synthetic_study_records(study, 1, world)).cells:
+        predicted = cell.predicted_speedup
+        least = expected if predicted is None or expected != 0.85 else 0.85 * predicted
+        found = attribute(study, cell, margin, least)
+        if found is None or predicted is None:
+            continue
+        assert cell.speedup is not None and cell.interval95 is not None and len(cell.pairs) >= 5
+        short = least is not None and cell.interval95.high < least
+        assert cell.speedup <= 1 + margin or cell.interval95.low <= 1 or short
+        said = applying(found)
+        assert ("below break-even" in said) == (predicted < 1)
+        if predicted > max(1 + margin, least or 0):
+            assert not said & {"draft too slow", "kept more than asked"}
+
+
+def test_a_measured_gain_that_the_parts_predict_needs_no_reason_however_costly_the_draft() -> None:
+    """The draft takes half of what it saves, and noise makes the margin wide: a gain it is all the same."""
+    cell = measured(World(draft_share=0.33, noise=0.03), "padded-512-speculative-keep0.2")
+    assert cell.speedup is not None and cell.interval95 is not None and cell.predicted_speedup is not None
+    assert attribute(STUDY, cell, 0.98 * (cell.speedup - 1), 0.85 * cell.predicted_speedup) is None
+
+
+def test_too_few_pairs_are_not_called_a_missing_gain() -> None:
+    study = demo_study(1)
+    cell = measured(World(true_ratio={CELL: 1.0}, noise=0.2), CELL, study)
+    assert len(cell.pairs) == 2 and attribute(study, cell, 0.03, None) is None
+    fallback = measured(World(faults=(Fault("fallback"),)), CELL, study)
+    assert attribute(study, fallback, 0.03, None) is not None

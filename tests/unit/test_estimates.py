@@ -214,3 +214,14 @@ def test_a_large_study_is_analysed_in_a_time_that_grows_no_faster_than_its_size(
         return median(times)
 
     assert seconds(20) < 25 * seconds(2)
+
+
+def test_a_weak_baseline_predicts_nothing() -> None:
+    """The draft's dense trials at 1,024 tokens ran on a busy machine: what they cost is not what the draft costs."""
+    found = estimates(World(dense_factor={"self-1024-*": 6.0}, true_ratio={"self-1024-*": 1.0}))
+    for one in found.cells:
+        if one.treatment == "speculative":
+            assert one.prediction_problem is not None and "the dense arm took" in one.prediction_problem
+            assert (one.predicted_speedup, one.bound_speedup, one.break_even_tokens) == (None, None, None)
+    assert cell(found, "padded-512-random-keep0.2").predicted_speedup is not None  # it needs no draft
+    assert all(one.prediction_problem is None for one in estimates().cells)

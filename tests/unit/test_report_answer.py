@@ -82,3 +82,25 @@ def test_tells_controls_from_natural_pairs() -> None:
         "self": Role.NEGATIVE,
     }
     assert role(report_data("not run", natural=True), "padded") is Role.NATURAL
+
+
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_too_few_pairs_are_said_to_be_too_few_and_nothing_else(blocks: int) -> None:
+    sentence = answer(report_data("loss", natural=True, blocks=blocks)).sentence
+    assert f"only {2 * blocks} pairs of trials count" in sentence and "a verdict needs 5" in sentence
+    assert "cannot be told" not in sentence and "interval" not in sentence
+
+
+def test_a_prediction_that_cannot_be_made_takes_no_measurement_back() -> None:
+    data = report_data("gain", natural=True)
+    cell = headline_cell(data, "padded")
+    assert cell is not None
+    card = expectation("parts", Rule.PREDICTED, "As predicted.", "padded", Treatment.SPECULATIVE, ruler=False)
+    unpredicted = (verdict(card, cell, Word.INVALID, "No verdict: nothing can be predicted."),)
+    assert answer(report_data("gain", natural=True, verdicts=unpredicted)).outcome is Outcome.GAIN
+
+
+def test_a_weak_baseline_gives_no_answer_whatever_the_claims() -> None:
+    weak = World(dense_factor={"padded-1024-*": 6.0}, true_ratio={"padded-*-speculative-*": 3.0})
+    found = answer(report_data(world=weak, natural=True, verdicts=()))
+    assert found.outcome is Outcome.INVALID and "weak baseline: the dense arm took" in found.sentence

@@ -100,7 +100,7 @@ def test_a_correct_pipeline_on_a_quiet_machine_meets_every_expectation(demo_card
     assert found[GAIN].cells == ("padded-1024-speculative-keep0.2",)
     assert found[KEPT].cells == ("padded-512-speculative-keep0.2", "padded-1024-speculative-keep0.2")
     assert found[PREDICTED].expected == pytest.approx(found[PREDICTED].measured, rel=0.05)
-    assert "the draft costs as much as the target" in (found[SELF].attribution or "")
+    assert "costs as much as the target" in (found[SELF].attribution or "")
     assert found[GAIN].attribution is None
 
 
@@ -267,3 +267,11 @@ def test_verdicts_come_in_the_order_of_the_claims_and_survive_a_round_trip(demo_
     found = build_verdicts(STUDY, build_estimates(STUDY, *synthetic_study_records(STUDY, 1)), demo_cards[::-1], Facts())
     assert [verdict.claim for verdict in found.verdicts] == demo_cards[::-1]
     assert Verdicts.model_validate_json(found.model_dump_json()) == found
+
+
+def test_a_prediction_from_a_weak_baseline_is_no_prediction(demo_cards: list[Claim]) -> None:
+    weak = World(dense_factor={"self-1024-*": 6.0}, true_ratio={"self-1024-*": 1.0})
+    found = judge(demo_cards, weak)
+    assert found[PREDICTED].word is Word.INVALID
+    assert "a measured part is weak: the dense arm took" in found[PREDICTED].sentence
+    assert found[GAIN].word is Word.REPRODUCED  # the measurement itself is sound

@@ -23,6 +23,7 @@ from specprefill_repro.estimates.prediction import (
     dense_times,
     dense_trial,
     predicted_speedup,
+    weak_part,
 )
 from specprefill_repro.estimates.quality import quality_of
 from specprefill_repro.estimates.schema import CellEstimate, Decoding, Drift, EngineFound, Estimates, PairEstimate
@@ -190,6 +191,8 @@ def _estimate(study: Study, measured: _Measured, times: Mapping[str, Mapping[int
     known = {length: part.total for length, part in parts.items()}
     draft = times.get(study.pairs[cell.pair].draft, {})
     dense_median = median(pair.dense_seconds for pair in pairs) if pairs else None
+    # What a weak baseline predicts is no prediction, and neither is a bound or a break-even from it.
+    weak = weak_part(cell, parts, draft)
     # Void pairs only make fewer of both.
     degrees = degrees_of_freedom(len(pairs), 2 * cell.blocks, 2 * cell.most_blocks) if pairs else None
     return CellEstimate(
@@ -210,9 +213,10 @@ def _estimate(study: Study, measured: _Measured, times: Mapping[str, Mapping[int
         treated_median_seconds=median(pair.treated_seconds for pair in pairs) if pairs else None,
         dense_phases=measured.dense_phases,
         treated_phases=measured.treated_phases,
-        predicted_speedup=None if kept is None else predicted_speedup(study, cell, kept, times),
-        bound_speedup=_bound(cell, parts, draft),
-        break_even_tokens=_break_even(cell, parts, draft),
+        predicted_speedup=None if kept is None or weak else predicted_speedup(study, cell, kept, times),
+        prediction_problem=weak,
+        bound_speedup=None if weak else _bound(cell, parts, draft),
+        break_even_tokens=None if weak else _break_even(cell, parts, draft),
         answers_dense=found,
         answers_treated=sum(pair.treated_answer_found for pair in pairs),
         answers_lost=lost,

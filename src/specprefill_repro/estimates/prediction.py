@@ -135,6 +135,21 @@ def predicted_speedup(
     return target[cell.length].total / spent
 
 
+def weak_part(cell: Cell, target: Mapping[int, DenseTimes], draft: Mapping[int, DenseTimes]) -> str | None:
+    """Which of the dense times that a cell's prediction would rest on is too slow to be true; None when all are sound.
+
+    All lengths of the target count, since T_target(kept) goes through them; of the draft those that are used.
+    """
+    parts = [(target, length) for length in sorted(target)]
+    if cell.treatment is Treatment.SPECULATIVE:
+        parts += [(draft, length) for length in sorted(draft)]
+    for times, length in parts:
+        problem = baseline_problem(length, times[length].total, {n: part.total for n, part in times.items()})
+        if problem is not None:
+            return problem
+    return None
+
+
 def baseline_problem(length: int, dense_seconds: float, known: Mapping[int, float]) -> str | None:
     """Whether a cell's dense seconds are too slow to be true, held against the same target's other dense seconds.
 
@@ -145,8 +160,13 @@ def baseline_problem(length: int, dense_seconds: float, known: Mapping[int, floa
         margin = SAME_LENGTH_MARGIN if other == length else OTHER_LENGTH_MARGIN
         limit = margin * seconds * max(1.0, (length / other) ** 2)
         if dense_seconds > limit:
+            usual = (
+                f"over all cells of this study the same takes {seconds:.4g} s"
+                if other == length
+                else f"it takes {seconds:.4g} s for {other}"
+            )
             return (
-                f"the dense arm took {dense_seconds:.4g} s for {length} tokens, though it takes "
-                f"{seconds:.4g} s for {other}; at most {limit:.4g} s would fit that"
+                f"the dense arm took {dense_seconds:.4g} s for {length} tokens, though {usual}; "
+                f"at most {limit:.4g} s would fit that"
             )
     return None

@@ -154,7 +154,9 @@ class CellEstimate(Frozen):
     """Median seconds by phase; empty on a server."""
     treated_phases: dict[str, Number]
     predicted_speedup: Number | None
-    """From the parts: the draft's and the target's measured dense prefill times; None when a part is missing."""
+    """From the dense prefill times of draft and target as measured; None when a part is missing or weak."""
+    prediction_problem: str | None = None
+    """Which measured part is too slow to be true, so that nothing may be predicted from it."""
     bound_speedup: Number | None = None
     """That no implementation of this pair at this keep rate exceeds: draft and kept tokens alone, the rest for free."""
     break_even_tokens: int | None = None

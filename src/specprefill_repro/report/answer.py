@@ -13,7 +13,7 @@ from specprefill_repro.estimates.statistics import MIN_PAIRS
 from specprefill_repro.report import numbers
 from specprefill_repro.report.data import ReportData
 from specprefill_repro.study.schema import Treatment
-from specprefill_repro.verdicts.schema import Verdict, Word
+from specprefill_repro.verdicts.schema import Rule, Verdict, Word
 
 TIE_MARGIN = 0.03
 """The least difference that counts as one, as a share; a noisier machine widens it to its own noise."""
@@ -85,8 +85,7 @@ def headline_cell(data: ReportData, pair: str) -> CellEstimate | None:
 def outcome(data: ReportData, cell: CellEstimate) -> Outcome:
     """What the measurement of one cell says, by the rules of docs/method.md without any claim."""
     gate = data.gates.get(cell.pair)
-    judged_invalid = any(v.word is Word.INVALID and cell.cell in v.cells for v in data.verdicts.verdicts)
-    if (gate is not None and not gate.passed) or judged_invalid:
+    if (gate is not None and not gate.passed) or _invalid(data, cell) or (cell.pairs and cell.baseline_problem):
         return Outcome.INVALID
     if not cell.pairs and cell.speedup is None:
         return Outcome.INVALID if cell.problems and gate is not None else Outcome.NOT_RUN
@@ -153,8 +152,9 @@ def _clause(data: ReportData, cell: CellEstimate, found: Outcome, several: bool)
         return f"nothing has been measured yet at {where}"
     if found is Outcome.INVALID:
         return f"the measurement at {where} does not count: {_reason(data, cell)}"
-    if cell.speedup is None or cell.interval95 is None:
-        return f"{_pairs(cell)} at {where} cannot say anything"
+    if cell.speedup is None or len(cell.pairs) < MIN_PAIRS:
+        seen = "" if cell.speedup is None else f" (speed-up so far {numbers.ratio(cell.speedup)})"
+        return f"at {where}, only {_pairs(cell)} of trials count{seen}; a verdict needs {MIN_PAIRS}"
     spread = f"95{numbers.SPACE}% interval {numbers.bounds(cell.interval95)}, {_pairs(cell)}"
     speedup = numbers.ratio(cell.speedup, cell.interval95)
     if found is Outcome.GAIN:
@@ -208,5 +208,12 @@ def _reason(data: ReportData, cell: CellEstimate) -> str:
         return f"the gate of pair {cell.pair} failed ({gate.failures})"
     if cell.problems:
         return cell.problems[0]
-    verdicts = [v for v in data.verdicts.verdicts if v.word is Word.INVALID and cell.cell in v.cells]
-    return verdicts[0].sentence.rstrip(".")
+    if cell.baseline_problem is not None:
+        return f"weak baseline: {cell.baseline_problem}"
+    return _invalid(data, cell)[0].sentence.rstrip(".")
+
+
+def _invalid(data: ReportData, cell: CellEstimate) -> list[Verdict]:
+    """Verdicts that say that the measurement of a cell does not count; one without a prediction still does."""
+    own = [v for v in data.verdicts.verdicts if v.word is Word.INVALID and cell.cell in v.cells]
+    return [v for v in own if v.claim.rule is not Rule.PREDICTED]

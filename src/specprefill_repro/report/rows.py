@@ -23,7 +23,7 @@ from specprefill_repro.verdicts.schema import ClaimKind, Rule, Verdict, Word
 
 SYMBOLS = {
     Word.REPRODUCED: ("✔", "good"),
-    Word.EXCEEDED: ("▲", "good"),
+    Word.EXCEEDED: ("▲", "warn"),
     Word.SMALLER: ("◐", "warn"),
     Word.TIED: ("=", "bad"),
     Word.SLOWER: ("▼", "bad"),
@@ -33,7 +33,8 @@ SYMBOLS = {
     Word.NOT_COMPARABLE: ("◇", "none"),
     Word.NOT_RUN: ("○", "none"),
 }
-"""The shape and the colour class that go with each verdict's word."""
+"""The shape and the colour class that go with each verdict's word. *Exceeded* comes up only where a measurement must
+agree with a number, so it is no success."""
 
 
 def short(record_id: str) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from specprefill_repro.estimates.schema import CellEstimate
+from specprefill_repro.estimates.statistics import MIN_PAIRS
 from specprefill_repro.study.schema import Study, Treatment
 from specprefill_repro.verdicts.schema import Attribution, Cause
 
@@ -19,11 +20,13 @@ NOT_RUN, CACHE, BASELINE = "did not run", "cache hit", "weak baseline"
 KEPT, DRAFT, SCORING = "kept more than asked", "draft too slow", "scoring share"
 BREAK_EVEN, NOISE = "below break-even", "noise too large"
 NO_GAIN, NOTHING = "no gain", "nothing counts"
+VOID = (NOT_RUN, CACHE, BASELINE)
+"""These make whatever was measured meaningless."""
 
 
 def attribute(study: Study, cell: CellEstimate, margin: float, expected: float | None) -> Attribution | None:
-    """The reasons for one speculative cell; None when it shows a clear gain, over a sound baseline, that is
-    not short of `expected`.
+    """The reasons for one speculative cell; None when there is nothing to explain: over a sound baseline it shows a
+    gain that is not short of `expected`, or has too few pairs to show anything.
 
     Args:
         margin: the tie margin as a share.
@@ -31,10 +34,9 @@ def attribute(study: Study, cell: CellEstimate, margin: float, expected: float |
     """
     if cell.treatment is not Treatment.SPECULATIVE or not (cell.outcomes or cell.pairs):
         return None
-    seen = cell.interval95 if cell.baseline_problem is None else None
-    if seen is not None and seen.low > 1 + margin and not (expected is not None and seen.high < expected):
+    causes = tuple(_causes(study, cell, margin, expected))
+    if not any(cause.applies for cause in causes if cause.name in VOID) and _needs_no_reason(cell, margin, expected):
         return None
-    causes = tuple(_causes(study, cell, margin))
     applying = [cause for cause in causes if cause.applies]
     if not applying:
         applying = [_otherwise(cell)]
@@ -46,10 +48,21 @@ def attribute(study: Study, cell: CellEstimate, margin: float, expected: float |
     return Attribution(cell=cell.cell, sentence=f"{main.name}: {main.evidence}", causes=causes)
 
 
+def _needs_no_reason(cell: CellEstimate, margin: float, expected: float | None) -> bool:
+    seen = cell.interval95
+    if not cell.pairs or cell.speedup is None:
+        return False
+    if seen is None or len(cell.pairs) < MIN_PAIRS:
+        return True
+    short = expected is not None and seen.high < expected
+    # A gain that noise does not put in doubt: measured, and a loss is ruled out.
+    return cell.speedup > 1 + margin and seen.low > 1 and not short
+
+
 def _rank(cause: Cause, cell: CellEstimate, margin: float) -> int:
     """0 for what voids or blurs the measurement, 1 for what it costs; equal ones keep the order of the table."""
     if cause.name != NOISE:
-        return 0 if cause.name in (NOT_RUN, CACHE, BASELINE) else 1
+        return 0 if cause.name in VOID else 1
     predicted, seen = cell.predicted_speedup, cell.interval95
     return 0 if predicted is not None and seen is not None and 1 + margin < predicted <= seen.high else 1
 
@@ -61,7 +74,7 @@ def _otherwise(cell: CellEstimate) -> Cause:
     return Cause(name=NO_GAIN, applies=True, evidence=text)
 
 
-def _causes(study: Study, cell: CellEstimate, margin: float) -> Iterator[Cause]:
+def _causes(study: Study, cell: CellEstimate, margin: float, expected: float | None) -> Iterator[Cause]:
     trials = sum(cell.outcomes.values())
     others = {outcome: count for outcome, count in cell.outcomes.items() if outcome != "sparse"}
     # At keep 1 the whole prompt is read, and `dense` is what was asked for.
@@ -82,14 +95,18 @@ def _causes(study: Study, cell: CellEstimate, margin: float) -> Iterator[Cause]:
     )
     if not cell.pairs or cell.actual_keep is None:
         return
-    yield from _costs(study, cell)
     predicted = cell.predicted_speedup
+    # The prediction holds the draft's cost and the tokens really kept. Where it promises what is missing, neither of
+    # them is the reason.
+    promised = predicted is not None and predicted > max(1 + margin, expected or 0.0)
+    for cause in _costs(study, cell):
+        yield cause.model_copy(update={"applies": False}) if promised and cause.name in (KEPT, DRAFT) else cause
     if predicted is not None:
         yield Cause(
             name=BREAK_EVEN,
-            applies=predicted <= 1 + margin,
+            applies=predicted < 1,
             evidence=f"the parts predict a speed-up of {predicted:.2f} at {cell.length:,} tokens"
-            + (f", so nothing can be won at this length; {_where_it_wins(cell)}" if predicted <= 1 + margin else ""),
+            + (f", so nothing can be won at this length; {_where_it_wins(cell)}" if predicted < 1 else ""),
         )
     if cell.interval95 is not None:
         low, high = cell.interval95.low, cell.interval95.high

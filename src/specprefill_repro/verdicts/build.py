@@ -152,7 +152,7 @@ def _judge_cell(
 ) -> Found:
     ratio = cell.predicted_speedup if claim.rule is Rule.PREDICTED else claim.value
     ratio = None if claim.rule in (Rule.SLOWER, Rule.TIED) else ratio
-    invalid = broken or _invalid(cell)
+    invalid = broken or _invalid(cell) or _without_prediction(claim, cell)
     margin = _margin(claim, cell, estimates)
     missing = _missing(claim, cell)
     if missing is not None and invalid is None:
@@ -216,6 +216,12 @@ def _invalid(cell: CellEstimate) -> str | None:
         more = f" (and {len(cell.problems) - 1} more)" if len(cell.problems) > 1 else ""
         return cell.problems[0] + more
     return None
+
+
+def _without_prediction(claim: Claim, cell: CellEstimate) -> str | None:
+    if claim.rule is not Rule.PREDICTED or cell.prediction_problem is None or not cell.pairs:
+        return None
+    return f"nothing can be predicted, because a measured part is weak: {cell.prediction_problem}"
 
 
 def _missing(claim: Claim, cell: CellEstimate) -> str | None:
