@@ -1,4 +1,5 @@
-"""A small Hugging Face Hub on loopback: the endpoints that the official client asks when it reads a model.
+"""A small Hugging Face Hub on loopback: the endpoints that the official client asks when it reads a model, or
+uploads to a Space.
 
     with HubServer(folder) as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.address)
@@ -8,6 +9,7 @@ as those in LFS or Xet are, and lie on a second server (the "CDN") that a signed
 said per file: `hub.faults["model.safetensors"] = [Dies(after=100)]`; each fault is for one request, in turn.
 """
 
+import base64
 import hashlib
 import json
 import threading
@@ -66,6 +68,98 @@ class Seen:
     cdn: bool
 
 
+@dataclass
+class Space:
+    """A Space: its commits, oldest first, each with all files."""
+
+    sdk: str
+    commits: list[dict[str, bytes]]
+
+    @property
+    def sha(self) -> str:
+        return f"{len(self.commits):040x}"
+
+
+class Spaces:
+    """The endpoints that the official client asks when it makes a static Space and uploads to it."""
+
+    def __init__(self) -> None:
+        self.made: dict[str, Space] = {}
+        self.token = "hf_" + "w" * 20
+        """Without it, nothing is written."""
+        self.refuses: dict[str, int] = {}
+        """Status by the last part of a path that says what is asked, such as `commit`."""
+        self.before_commit: Callable[[], None] = lambda: None
+        self.uploaded: dict[str, bytes] = {}
+
+    def answer(self, address: str, method: str, path: str, token: str | None, body: bytes) -> tuple[int, Any]:
+        """Status, and an answer: JSON or bytes."""
+        if method == "PUT" and path.startswith("/lfs/"):
+            content_sha = hashlib.sha256(body).hexdigest()
+            self.uploaded[content_sha] = body
+            return (200, {}) if path == f"/lfs/{content_sha}" else (400, {})
+        parts = path.strip("/").split("/")
+        if method == "GET":
+            space = self.made.get("/".join(parts[2:4] if parts[0] == "api" else parts[1:3]))
+            if space is None:
+                return 404, {"error": "Repository not found"}
+            if parts[0] == "api":
+                siblings = [{"rfilename": name} for name in space.commits[-1]]
+                return 200, {"id": "/".join(parts[2:4]), "sha": space.sha, "siblings": siblings, "sdk": space.sdk}
+            content = space.commits[int(parts[4], 16) - 1].get("/".join(parts[5:]))
+            return (404, {"error": "Entry not found"}) if content is None else (200, content)
+        if path == "/api/validate-yaml":
+            return 200, {"errors": [], "warnings": []}
+        if token != self.token:
+            return 401, {"error": "Invalid username or password."}
+        for asked, status in self.refuses.items():
+            if asked in parts:
+                return status, {"error": "refused by the test"}
+        if path == "/api/repos/create":
+            asked_for = json.loads(body)
+            name = f"{asked_for.get('organization', 'someone')}/{asked_for['name']}"
+            if name in self.made:
+                return 409, {"error": "You already created this space repo", "url": f"{address}/spaces/{name}"}
+            self.made[name] = Space(asked_for["sdk"], [{".gitattributes": b"*.zip filter=lfs"}])
+            return 200, {"url": f"{address}/spaces/{name}"}
+        if parts[-1] == "batch":
+            return 200, {
+                "transfer": "basic",
+                "objects": [
+                    {**each, "actions": {"upload": {"href": f"{address}/lfs/{each['oid']}"}}}
+                    for each in json.loads(body)["objects"]
+                ],
+            }
+        space = self.made["/".join(parts[2:4])]
+        if parts[4] == "preupload":
+            files = [
+                {
+                    "path": each["path"],
+                    "uploadMode": "lfs" if each["path"].endswith((".zip", ".parquet")) else "regular",
+                    "shouldIgnore": False,
+                }
+                for each in json.loads(body)["files"]
+            ]
+            return 200, {"files": files}
+        self.before_commit()
+        return self._commit(
+            f"{address}/spaces/{'/'.join(parts[2:4])}", space, [json.loads(line) for line in body.splitlines()]
+        )
+
+    def _commit(self, address: str, space: Space, lines: list[dict[str, Any]]) -> tuple[int, Any]:
+        files = dict(space.commits[-1])
+        for line in lines:
+            value = line["value"]
+            if line["key"] == "header" and value.get("parentCommit") not in (None, space.sha):
+                return 412, {"error": "A commit has happened since. Please refresh and try again."}
+            if line["key"] == "file":
+                files[value["path"]] = base64.b64decode(value["content"])
+            if line["key"] == "lfsFile":
+                files[value["path"]] = self.uploaded[value["oid"]]
+        space.commits.append(files)
+        return 200, {"success": True, "commitOid": space.sha, "commitUrl": f"{address}/commit/{space.sha}"}
+
+
 class HubServer:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -80,6 +174,7 @@ class HubServer:
         self.change_listing: Callable[[list[dict[str, Any]]], list[dict[str, Any]]] = lambda siblings: siblings
         self.faults: dict[str, list[Fault]] = {}
         self.seen: list[Seen] = []
+        self.spaces = Spaces()
         self._closing = threading.Event()
         self._servers = [ThreadingHTTPServer(("127.0.0.1", 0), self._handler(cdn)) for cdn in (False, True)]
         self.address, self.cdn = (f"http://127.0.0.1:{server.server_port}" for server in self._servers)
@@ -125,8 +220,41 @@ class HubServer:
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
+            def do_POST(self) -> None:
+                self.answer_for_spaces()
+
+            def do_PUT(self) -> None:
+                self.answer_for_spaces()
+
+            def answer_for_spaces(self) -> None:
+                size = self.headers.get("Content-Length")
+                body = self.rfile.read(int(size)) if size is not None else self.read_chunks()
+                token = self.headers.get("Authorization", "").removeprefix("Bearer ") or None
+                path = unquote(urlsplit(self.path).path)
+                status, content = hub.spaces.answer(hub.address, self.command, path, token, body)
+                sent = content if isinstance(content, bytes) else json.dumps(content).encode()
+                self.send_response(status)
+                if status == 404:
+                    self.send_header("X-Error-Code", "RepoNotFound")
+                self.send_header("Content-Length", str(len(sent)))
+                self.end_headers()
+                self.wfile.write(sent)
+
+            def read_chunks(self) -> bytes:
+                body = b""
+                while self.headers.get("Transfer-Encoding") == "chunked":
+                    size = int(self.rfile.readline(), 16)
+                    body += self.rfile.read(size)
+                    self.rfile.readline()
+                    if size == 0:
+                        break
+                return body
+
             def do_GET(self) -> None:
                 path = unquote(urlsplit(self.path).path)
+                if path.startswith(("/api/spaces/", "/spaces/")):
+                    self.answer_for_spaces()
+                    return
                 key = LISTING if path.startswith("/api/") else path.split("/", 5)[-1]
                 token = self.headers.get("Authorization", "").removeprefix("Bearer ") or None
                 hub.seen.append(Seen(key, self.headers.get("Range"), token, cdn))

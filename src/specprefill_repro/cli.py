@@ -127,17 +127,21 @@ def verify(page: Annotated[Path, typer.Argument(help="A report: reports/NAME/ind
 @app.command("publish")
 def publish_command(
     study: StudyName,
-    to: Annotated[str, typer.Option("--to", help="A folder")],
+    to: Annotated[str, typer.Option("--to", help="A folder, github-pages, or hf-space:USER/NAME")],
     yes: Annotated[bool, typer.Option("--yes", help="Write; without it only what would be written is shown")] = False,
     acknowledge: Annotated[
         list[str] | None, typer.Option(help="Code of a finding that may be published; give it once a finding")
     ] = None,
+    remote: Annotated[
+        str | None, typer.Option(help="Git remote with the branch gh-pages; by default the checkout's origin")
+    ] = None,
 ) -> None:
     """Add the report of a study to a site: an index, a permanent link, and a bundle with all that it rests on."""
     from specprefill_repro.project import find_project
-    from specprefill_repro.publish.command import folder, publish
+    from specprefill_repro.publish.command import destination_of, publish
 
-    publish(find_project(), study, folder(to), yes, acknowledge or [], typer.echo)
+    project = find_project()
+    publish(project, study, destination_of(project, to, remote), yes, acknowledge or [], typer.echo)
 
 
 @app.command()

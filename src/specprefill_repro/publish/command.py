@@ -9,6 +9,8 @@ from specprefill_repro.bundles.contents import Files, make_bundle
 from specprefill_repro.errors import ReproError
 from specprefill_repro.project import Project
 from specprefill_repro.publish.folder import Folder
+from specprefill_repro.publish.github_pages import GitBranch, remote_of
+from specprefill_repro.publish.hf_space import Space
 from specprefill_repro.publish.scan import Finding, own_values, scan, searchable
 from specprefill_repro.publish.site import INDEX, Site, check_complete, new_files
 
@@ -71,8 +73,18 @@ def publish(
     say(f"Published: {address}\nPermanent link of this report: {entry.folder}/")
 
 
-def folder(text: str) -> Folder:
-    """The destination that is a folder."""
+def destination_of(project: Project, text: str, remote: str | None) -> Destination:
+    """The destination that `--to` names: a folder, `github-pages`, or `hf-space:USER/NAME`.
+
+    Args:
+        remote: address of a git remote, for `github-pages` alone.
+    """
+    if remote is not None and text != "github-pages":
+        raise ReproError("--remote is for --to github-pages.", f"Here --to is {text}.", "Leave --remote out.")
+    if text == "github-pages":
+        return GitBranch(remote_of(project.root, remote))
+    if text.startswith("hf-space:"):
+        return Space(text.removeprefix("hf-space:"))
     return Folder(Path(text).expanduser())
 
 
