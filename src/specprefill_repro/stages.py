@@ -148,6 +148,7 @@ def verdicts(study: str, project: Project | None = None) -> None:
 
 def report(study: str, project: Project | None = None) -> None:
     """Render the page and its machine-readable twins."""
+    from specprefill_repro.engines.history import load_history
     from specprefill_repro.report.build import render_report
     from specprefill_repro.report.data import LISTED_TRIALS, ReportData
     from specprefill_repro.report.tables import write_tables
@@ -173,6 +174,7 @@ def report(study: str, project: Project | None = None) -> None:
         models=manifests(project, loaded),
         facts=page_facts(project, found),
         beside={} if carried else hashes,
+        history=load_history(project.config) if loaded.questions else None,
     )
     write_text(page, render_report(data, trials))
 

@@ -84,6 +84,7 @@ def report_parameter(project: Project, study: Study) -> str:
             "templates": digest.hexdigest(),
             "study": content_id(study),
             "environment": sha256_file(project.environment_lock),
+            **({"history": sha256_file(project.config / "engine_history.yaml")} if study.questions else {}),
         }
     )
 

@@ -11,6 +11,7 @@ from specprefill_repro.estimates.decoding import ENOUGH_TOKENS
 from specprefill_repro.report import figures, numbers, quality, rows, rules
 from specprefill_repro.report.answer import answer, failed_controls, margin
 from specprefill_repro.report.data import LISTED_TRIALS, ReportData, embedded
+from specprefill_repro.report.questions import questions
 from specprefill_repro.trials.schema import PHASES
 from specprefill_repro.trials.table import Trials
 from specprefill_repro.verdicts.schema import ClaimKind, Word
@@ -87,6 +88,7 @@ def _context(data: ReportData, trials: Trials) -> dict[str, Any]:
         "drift": figures.drift_figures(data, trials.frame),
         "detailed_claims": figures.DETAILED_CLAIMS,
         "claims": figures.claim_figures(data),
+        "questions": questions(data),
         "embedded": Markup(embedded(data)),  # JSON of base64 and hex digits
         "svg": Markup,  # of our own charts, whose text the renderer escapes
     }

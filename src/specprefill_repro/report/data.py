@@ -8,6 +8,7 @@ import re
 
 from pydantic import Field, ValidationError
 
+from specprefill_repro.engines.history import EngineHistory
 from specprefill_repro.errors import Exit, ReproError
 from specprefill_repro.estimates.schema import Estimates
 from specprefill_repro.files import canonical_json
@@ -41,6 +42,9 @@ class ReportData(Frozen):
     """Machine, versions and pins, as they are to be shown."""
     beside: dict[str, str] = Field(default_factory=dict)
     """SHA-256 of the files beside the page that hold what is too much for it, by name; none when it carries all."""
+
+    history: EngineHistory | None = Field(default=None, exclude_if=lambda history: history is None)
+    """What is known of releases of servers, where the study asks about them."""
 
     @property
     def pairs(self) -> tuple[str, ...]:
