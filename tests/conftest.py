@@ -1,5 +1,8 @@
 """Fixtures that more than one test folder uses. `tiny_model.py` beside this file makes models without a download."""
 
+import os
+import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -10,9 +13,21 @@ from specprefill_repro.project import Project
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def pytest_configure() -> None:
-    """Give MLX a fast BLAS before any test imports it: the Linux wheel's own is some twenty times slower."""
+OUTER_TEMPORARY = tempfile.gettempdir()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """A folder for temporary files, and with it a machine lease, of this process's own; and a fast BLAS for MLX.
+
+    No test asserts a time, so tests need not wait for each other's trials, nor for a study that runs beside them. The
+    BLAS comes before any test imports MLX: the Linux wheel's own is some twenty times slower.
+    """
+    os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="specprefill-tests-", dir=OUTER_TEMPORARY)
     use_fast_blas()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    shutil.rmtree(os.environ["TMPDIR"], ignore_errors=True)
 
 
 @pytest.fixture(scope="session")
