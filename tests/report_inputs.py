@@ -4,6 +4,7 @@ import hashlib
 from dataclasses import replace
 from typing import Any
 
+from specprefill_repro.engines.history import EngineHistory
 from specprefill_repro.estimates.build import build_estimates
 from specprefill_repro.estimates.schema import CellEstimate, Estimates
 from specprefill_repro.models.schema import LocalSource, LockedFile, Manifest, Padded, PypiSource, Source, Synthetic
@@ -45,6 +46,7 @@ def report_data(
     answers_lost: float | None = None,
     answer_text: str | None = None,
     verdicts: tuple[Verdict, ...] | None = None,
+    history: EngineHistory | None = None,
     **study_changes: Any,
 ) -> ReportData:
     """A study whose pair `padded` shows `situation`.
@@ -57,6 +59,7 @@ def report_data(
     study = demo_study(blocks, **study_changes)
     truth = world or WORLDS[situation]
     losses = {"padded-*-random-*": 0.8} | ({SPECULATIVE: answers_lost} if answers_lost is not None else {})
+    losses |= truth.answers_lost
     made = synthetic_study_records(study, 1, replace(truth, answers_lost=losses))
     records, receipts, gates = made.records, made.receipts, made.gates
     if situation == "not run":
@@ -73,6 +76,7 @@ def report_data(
         records=tuple(records),
         receipts=tuple(receipts),
         gates=gates,
+        history=history,
         models=_models(natural, synthetic),
         facts={
             "chip": "x86_64, 2 cores",

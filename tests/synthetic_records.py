@@ -20,7 +20,8 @@ import numpy.typing as npt
 
 from specprefill_repro.files import content_id
 from specprefill_repro.gate.schema import Check, GateResult
-from specprefill_repro.study.plan import Cell, PlannedTrial, block_trials, plan_cells
+from specprefill_repro.study.engines import VllmMlxEngine
+from specprefill_repro.study.plan import ArmKind, Cell, PlannedTrial, block_trials, plan_cells
 from specprefill_repro.study.schema import Comparison, NeedleKind, Pair, Prompts, Selection, Study, Treatment
 from specprefill_repro.trials.schema import (
     PHASES,
@@ -29,6 +30,7 @@ from specprefill_repro.trials.schema import (
     MachineState,
     Phases,
     PromptFacts,
+    ServerEvidence,
     TrialRecord,
 )
 
@@ -57,6 +59,8 @@ class Fault:
     cell: str = "*"
     block: int | None = None
     position: int | None = None
+    reason: str = "scoring raised AttributeError"
+    """Of a `fallback`."""
 
     def hits(self, cell: str, block: int, position: int, treated: bool) -> bool:
         where = treated if self.position is None else position == self.position
@@ -88,6 +92,8 @@ class World:
     faults: tuple[Fault, ...] = ()
     gate_fails: tuple[str, ...] = ()
     """Pairs whose gate fails."""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """Engine -> version that its server names; one of vllm-mlx has the study's own."""
 
 
 class SyntheticStudy(NamedTuple):
@@ -178,16 +184,18 @@ def _trial(
     vectors: dict[str, npt.NDArray[np.float32]],
 ) -> TrialRecord:
     pair = study.pairs[cell.pair]
-    faults = {f.kind for f in world.faults if f.hits(cell.id, block, trial.position, trial.treated)}
+    hits = [f for f in world.faults if f.hits(cell.id, block, trial.position, trial.treated)]
+    faults = {f.kind: f for f in hits}
     arm = cell.treated if trial.treated else cell.baseline
-    selection = arm.selection
+    server = study.runs_on_server(cell.engine)
+    selection = study.selection if server and arm.kind is ArmKind.SPECULATIVE else arm.selection
     sparse = selection is not None and "fallback" not in faults
     prompt = _prompt(study, cell, trial.prompt, "prompt" in faults)
     needle = round(prompt.depth * (cell.length - 1))
     random_arm = cell.treatment is Treatment.RANDOM and trial.treated
     draft = pair.draft if selection is not None and not random_arm else None
 
-    ranges = ((0, cell.length),)
+    ranges: tuple[tuple[int, int], ...] = ((0, cell.length),)
     if sparse and selection is not None and "keeps-all" not in faults:
         seed = f"{prompt.id}/{block}" if random_arm else None
         ranges = _kept(selection, cell.length, arm.keep, None if random_arm else needle, seed)
@@ -214,13 +222,13 @@ def _trial(
     before = MachineState(
         load_1min=0.1, swap_out_bytes=0, available_bytes=8 << 30, cpu_mhz=2000.0, other_cpu_percent=1.0
     )
-    return TrialRecord(
+    record = TrialRecord(
         cell=cell.id,
         block=block,
         position=trial.position,
         treated=trial.treated,
         requested=arm,
-        outcome="sparse" if sparse else "dense" if selection is None else "fallback: scoring raised AttributeError",
+        outcome="sparse" if sparse else "dense" if selection is None else f"fallback: {faults['fallback'].reason}",
         engine="mlx-lm",
         target=pair.target,
         draft=draft,
@@ -262,6 +270,32 @@ def _trial(
         started_at=f"2026-01-01T{number // 3600 % 24:02d}:{number // 60 % 60:02d}:{number % 60:02d}+00:00",
         environment={"chip": "Synthetic", "memory_gib": "16", "mlx": "0", "mlx-lm": "0"},
     )
+    return _on_server(record, study, world, cell.engine) if server else record
+
+
+def _on_server(record: TrialRecord, study: Study, world: World, engine: str) -> TrialRecord:
+    """The same trial as a server's log and answer would tell it."""
+    settings, own = study.engines[engine], record.evidence
+    assert isinstance(own, Evidence)
+    version = world.versions.get(engine) or (settings.version if isinstance(settings, VllmMlxEngine) else "0")
+    evidence = ServerEvidence(
+        prompt_tokens=record.prompt.tokens,
+        tokens_scored=own.tokens_scored if record.outcome == "sparse" else 0,
+        tokens_kept=own.tokens_kept,
+        keep_logged=record.requested.keep if record.draft else None,
+        threshold_logged=1 if record.draft else None,
+        cached_tokens=own.cache_tokens_before,
+        draft_cached_tokens=0,
+        completion_tokens=2,
+        finish_reason="length",
+        first_text=record.answer_text[:3],
+        lines=(),
+        server_seconds={},
+        log_sha256=content_id([record.cell, record.block, record.position]),
+    )
+    changes = {"engine": settings.kind, "evidence": evidence, "phases": None, "load_seconds": None}
+    environment = {**record.environment, settings.kind: version}
+    return record.model_copy(update={**changes, "peak_mlx_bytes": None, "environment": environment})
 
 
 def _prompt(study: Study, cell: Cell, index: int, other: bool) -> PromptFacts:

@@ -174,7 +174,7 @@ def report(study: str, project: Project | None = None) -> None:
         models=manifests(project, loaded),
         facts=page_facts(project, found),
         beside={} if carried else hashes,
-        history=load_history(project.config) if loaded.questions else None,
+        history=load_history(project.config) if loaded.questions or loaded.has_servers else None,
     )
     write_text(page, render_report(data, trials))
 

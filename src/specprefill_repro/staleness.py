@@ -84,9 +84,15 @@ def report_parameter(project: Project, study: Study) -> str:
             "templates": digest.hexdigest(),
             "study": content_id(study),
             "environment": sha256_file(project.environment_lock),
-            **({"history": sha256_file(project.config / "engine_history.yaml")} if study.questions else {}),
+            **_history(project, study),
         }
     )
+
+
+def _history(project: Project, study: Study) -> dict[str, str]:
+    """What is known of servers is part of a page that is about them."""
+    shown = study.questions or study.has_servers
+    return {"history": sha256_file(project.config / "engine_history.yaml")} if shown else {}
 
 
 def models_of(project: Project, study: Study) -> list[str]:

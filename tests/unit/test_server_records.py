@@ -1,6 +1,7 @@
 """Records of a server through every stage to the page and back again, beside those of our own engine."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,7 @@ def run(folder: Path, monkeypatch: pytest.MonkeyPatch, **changes: object) -> tup
     installed(monkeypatch)
     study = two_engines()
     project = prepare(folder, study, [claim()])
+    shutil.copy(Path(__file__).parents[2] / "config" / "engine_history.yaml", project.config)
     for model in ("large", "small"):
         (project.model_folder(model) / "config.json").write_text(json.dumps(LLAMA))
     server = stand_in("0.2.9", own=("--prompt-tokens", str(LENGTH)), **changes)
@@ -70,6 +72,7 @@ def test_a_page_with_two_engines_is_made_from_its_records_and_recomputed_from_th
     text = page.read_text()
     assert SERVER in text and "keep 0.2 and threshold 1 by the server&#39;s log" in text.replace("'", "&#39;")
     assert str(tmp_path) not in text
+    assert 'id="engines"' in text and "vllm-mlx, pull request 180, commit f518c07" in text
     verified = verify_page(page)
     assert (verified.records, verified.divergences) == (8, 2)
 

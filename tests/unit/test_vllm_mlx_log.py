@@ -136,6 +136,11 @@ def test_a_dense_arm_in_which_specprefill_was_on_is_not_dense(claims):
     assert judged(claims, Arm(kind=ArmKind.DENSE)) == "fallback: SpecPrefill was on in the dense arm"
 
 
+def test_a_dense_answer_that_the_server_cut_off_is_not_dense():
+    cut = LogClaims(armed=False, failures=("OUTPUT INACTIVITY TIMEOUT after 300.0s",))
+    assert outcome(Arm(kind=ArmKind.DENSE), 610, 1, cut, 0) == "fallback: OUTPUT INACTIVITY TIMEOUT after 300.0s"
+
+
 def test_a_dense_arm_without_a_word_is_dense():
     assert judged(LogClaims(armed=False), Arm(kind=ArmKind.DENSE)) == "dense"
 

@@ -19,6 +19,8 @@ MAX_EVENT_BYTES = 1_000_000
 MAX_ANSWER_BYTES = 50_000_000
 BLOCK = 1 << 16
 FINISHED = ("stop", "length")
+UNSAID = "not said"
+"""Finish reason of a whole answer that names none: vllm-mlx 0.2.9 leaves it out where the model itself ends one."""
 TEXT_KEYS = ("content", "reasoning_content", "reasoning", "text")
 
 
@@ -63,7 +65,7 @@ def ask(
     """Send a streamed request to a server on this machine and read its answer to the end.
 
     Events without text (role, keep-alive, heartbeat) do not count as a first token. The answer must name the model
-    that was asked for, end with a finish reason and `[DONE]`, and carry `usage`.
+    that was asked for, end with `[DONE]`, carry `usage`, and name a finish reason unless it is shorter than was asked.
 
     Args:
         body: of the request; its `model` is the name that every event must bear.
@@ -117,7 +119,9 @@ def ask(
         raise _broken("the stream ended before its end mark", seen)
     if seen.first is None:
         raise _broken("the answer holds no text", seen)
-    if seen.finish_reason not in FINISHED:
+    if seen.finish_reason is None and 0 < seen.usage.get("completion_tokens", 0) < body.get("max_tokens", 0):
+        seen.finish_reason = UNSAID
+    elif seen.finish_reason not in FINISHED:
         raise _broken(f"its finish reason is {seen.finish_reason!r}", seen)
     if "prompt_tokens" not in seen.usage:
         raise _broken("it does not say how many prompt tokens it read (usage)", seen)

@@ -137,6 +137,13 @@ class Change(Frozen):
     effect: str = Field(pattern=r"^(starts|stops|mends|changes)$")
     sentence: str
 
+    @property
+    def source(self) -> str:
+        """Where it can be looked up, such as `vllm-mlx, pull request 441, commit d256d37, 2026-04-28`."""
+        request = [] if self.pull_request is None else [f"pull request {self.pull_request}"]
+        commit = [] if self.commit is None else [f"commit {self.commit}"]
+        return ", ".join([self.engine, *request, *commit, self.date])
+
 
 class EngineHistory(Frozen):
     fallbacks: tuple[Fallback, ...]

@@ -82,7 +82,8 @@ def outcome(
     if arm.kind is ArmKind.DENSE:
         if claims.armed or claims.scored:
             return "fallback: SpecPrefill was on in the dense arm"
-        return "dense"
+        # Such as an answer that the server cut off.
+        return f"fallback: {claims.failures[0]}" if claims.failures else "dense"
     return next(_doubts(arm.keep, total, threshold, claims, cached, kept or kept_bounds(total, arm.keep)), "sparse")
 
 

@@ -11,6 +11,7 @@ from specprefill_repro.estimates.decoding import ENOUGH_TOKENS
 from specprefill_repro.report import figures, numbers, quality, rows, rules
 from specprefill_repro.report.answer import answer, failed_controls, margin
 from specprefill_repro.report.data import LISTED_TRIALS, ReportData, embedded
+from specprefill_repro.report.engines import engine_section
 from specprefill_repro.report.questions import questions
 from specprefill_repro.trials.schema import PHASES
 from specprefill_repro.trials.table import Trials
@@ -84,6 +85,7 @@ def _context(data: ReportData, trials: Trials) -> dict[str, Any]:
         "quality_tables": quality.quality_tables(data),
         "rule_tables": rules.rule_tables(data),
         "rule_sources": rules.rule_sources(data),
+        "engines": engine_section(data, trials),
         "controls": figures.control_figures(data),
         "drift": figures.drift_figures(data, trials.frame),
         "detailed_claims": figures.DETAILED_CLAIMS,

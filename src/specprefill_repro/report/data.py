@@ -44,7 +44,7 @@ class ReportData(Frozen):
     """SHA-256 of the files beside the page that hold what is too much for it, by name; none when it carries all."""
 
     history: EngineHistory | None = Field(default=None, exclude_if=lambda history: history is None)
-    """What is known of releases of servers, where the study asks about them."""
+    """What is known of releases of servers, where the study runs one or asks about them."""
 
     @property
     def pairs(self) -> tuple[str, ...]:

@@ -248,6 +248,10 @@ class Study(Frozen):
                 raise ValueError(f"the engine {name!r} is a server with a rule of its own: leave `selection` out")
         return self
 
+    @property
+    def has_servers(self) -> bool:
+        return any(self.runs_on_server(name) for name in self.engines)
+
     def runs_on_server(self, engine: str) -> bool:
         """Whether the engine of that name is a server, measured from outside."""
         return engine in self.engines and not isinstance(self.engines[engine], MlxLmEngine)
