@@ -52,7 +52,7 @@ def trials(tokens: int, step: int) -> dict[str, Any]:
             draft_folder=str(project.model_folder(DRAFT)) if sparse else None,
             arm=Arm(kind=kind, keep=0.2, selection=Selection()) if sparse else Arm(kind=kind),
             ids=tuple(rng.randrange(100, 40_000) for _ in range(tokens)),
-            needle_tokens=(0, 1),
+            needle_tokens=((0, 1),),
             warmup_ids=tuple(range(300, 364)),
             step=step,
             answer_tokens=1,
@@ -60,6 +60,7 @@ def trials(tokens: int, step: int) -> dict[str, Any]:
             logits_file=str(logits),
         )
         found = run_worker(job)
+        assert found.peak_mlx_bytes is not None
         peaks[str(kind)] = {"mlx": found.peak_mlx_bytes, "process": found.peak_memory_bytes}
     logits.unlink()
     # On a CPU, weights are float32 in memory.

@@ -19,6 +19,7 @@ import math
 import random
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from specprefill_repro.prefill.blas import use_fast_blas
@@ -126,16 +127,16 @@ def measure_pair(name: str, tokens: int, keep: float, repeats: int, step: int, s
         # Forwards and backwards. The whole comes first: its parts read what it kept and decoded.
         for part in ("whole", "draft", "kept", "kept", "draft", "whole"):
             if part == "whole":
-                clocks, seen = timed(lambda request=request: whole(models, request))
+                clocks, seen = timed(partial(whole, models, request))
             elif part == "draft":
-                clocks, _ = timed(lambda request=request, seen=seen: draft_alone(draft, request, seen["decoded"]))
+                clocks, _ = timed(partial(draft_alone, draft, request, seen["decoded"]))
             else:
                 kept_ids = tuple(ids[position] for position in seen["kept"])
-                clocks, _ = timed(lambda kept_ids=kept_ids: target_alone(models.target, kept_ids, step))
+                clocks, _ = timed(partial(target_alone, models.target, kept_ids, step))
             row[part] = {name: row.get(part, {}).get(name, 0.0) + value / 2 for name, value in clocks.items()}
         row |= {"phases": seen["phases"], "kept_tokens": len(kept_ids)}
         if repeat % 2 == 0:
-            row["dense"], _ = timed(lambda ids=ids: target_alone(models.target, ids, step))
+            row["dense"], _ = timed(partial(target_alone, models.target, ids, step))
         if repeat >= 0:
             rows.append(row)
             seconds = ", ".join(f"{part} {row[part]['seconds']:.2f} s" for part in ("whole", "draft", "kept"))
@@ -175,7 +176,7 @@ def ready(repeats: int) -> dict[str, Any]:
         draft_folder=str(folder),
         arm=Arm(kind=ArmKind.SPECULATIVE, keep=0.2, selection=Selection(look_ahead=2)),
         ids=tuple(range(100, 228)),
-        needle_tokens=(0, 1),
+        needle_tokens=((0, 1),),
         warmup_ids=tuple(range(300, 316)),
         step=128,
         answer_tokens=1,

@@ -118,7 +118,7 @@ def main() -> None:
     """Serve requests until standard input ends."""
     name, target, draft, library = sys.argv[1:5]
     use_blas(library)
-    side = {"ours": Ours, "theirs": Theirs}[name](target, draft)
+    side = Ours(target, draft) if name == "ours" else Theirs(target, draft)
     print(json.dumps({"version": side.version}), flush=True)
     for line in sys.stdin:
         side.mx.clear_cache()
