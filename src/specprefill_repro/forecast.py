@@ -11,6 +11,7 @@ from specprefill_repro.engines.interface import engine_of
 from specprefill_repro.estimates import cost_model
 from specprefill_repro.estimates.cost_model import ModelCost, model_cost
 from specprefill_repro.estimates.prediction import DenseTimes
+from specprefill_repro.estimates.stopping import too_few_blocks
 from specprefill_repro.files import read_model, read_yaml_model
 from specprefill_repro.models.schema import Manifest, ModelsLock
 from specprefill_repro.project import Project
@@ -185,7 +186,7 @@ def summary_lines(study: Study, found: Forecast) -> list[str]:
     """What the study takes, and the answer to whether SpecPrefill can help here."""
     trials = f"{found.least_trials:,}"
     trials += f" to {found.most_trials:,}" if found.most_trials > found.least_trials else ""
-    lines = [f"trials: {trials}"]
+    lines = [f"trials: {trials}", *too_few_blocks(study)]
     if found.least_seconds is not None and found.most_seconds is not None:
         times = sorted({_minutes(found.least_seconds), _minutes(found.most_seconds)}, key=len)
         lines.append(f"time: about {' to '.join(times)}, at 1 trial at a time")

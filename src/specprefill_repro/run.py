@@ -19,6 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from specprefill_repro.engines.interface import engines_of
 from specprefill_repro.errors import Exit, ReproError
+from specprefill_repro.estimates.stopping import too_few_blocks
 from specprefill_repro.files import read_model
 from specprefill_repro.models.load import is_unlocked_hub_model
 from specprefill_repro.models.schema import Manifest
@@ -28,6 +29,7 @@ from specprefill_repro.staleness import models_of
 from specprefill_repro.study.load import load_study
 from specprefill_repro.study.plan import ArmKind, block_trials, plan_cells
 from specprefill_repro.study.schema import Study
+from specprefill_repro.trials.busy import is_overloaded
 from specprefill_repro.trials.parent import RUN_PROCESS, name_run
 from specprefill_repro.trials.progress import PROGRESS_PIPE
 from specprefill_repro.verdicts.claims import load_claims, study_claims
@@ -45,6 +47,8 @@ def run_study(project: Project, name: str) -> None:
     study = load_study(project, name)
     check_study(project, study)
     engines_of(project, study)
+    for line in [*too_few_blocks(study), *_load_now()]:
+        console.print(line, markup=False)
     lock_unlocked(project, study)
     with _only_run(project), tempfile.TemporaryDirectory(prefix="specprefill-") as folder:
         pipe = Path(folder) / "progress"
@@ -70,6 +74,16 @@ def run_study(project: Project, name: str) -> None:
         raise failures[0] if failures else _snakemake_failed(log, process.returncode)
     print_verdicts(read_model(project.verdicts(name), Verdicts).verdicts, console)
     console.print(f"Report: {os.path.relpath(project.report(name))}", soft_wrap=True)
+
+
+def _load_now() -> list[str]:
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    if not is_overloaded(load, cores):
+        return []
+    return [
+        f"This machine is busy: load average {load:.1f} on {cores} cores. Times taken now say little; end other work, "
+        "or run later."
+    ]
 
 
 def check_study(project: Project, study: Study) -> None:

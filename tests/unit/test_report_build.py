@@ -13,6 +13,7 @@ from report_inputs import WORLDS, expectation, published, report_data, verdict
 from specprefill_repro.errors import ReproError
 from specprefill_repro.report.build import render_report, visible
 from specprefill_repro.report.data import LISTED_TRIALS, read_embedded
+from specprefill_repro.report.rows import verdict_row
 from specprefill_repro.study.schema import Treatment
 from specprefill_repro.trials.table import Trials
 from specprefill_repro.verdicts.schema import Rule, Word
@@ -235,3 +236,34 @@ def test_a_fallback_shows_in_the_evidence() -> None:
     world = World(faults=(Fault("fallback", "padded-1024-speculative-keep0.2"),))
     text = Page(render_report(report_data("gain", world=world))).text
     assert "asked for sparse, ran fallback: scoring raised AttributeError" in text
+
+
+@pytest.mark.parametrize(
+    ("load", "others", "share", "warned"),
+    [(0.5, 5.0, 1.0, False), (8.0, 5.0, 1.0, True), (0.5, 90.0, 1.0, True), (8.0, 90.0, 0.02, False)],
+)
+def test_a_busy_machine_is_named_on_the_first_screen(load: float, others: float, share: float, warned: bool) -> None:
+    """`share` of the trials ran while other processes made this load."""
+    data = report_data("gain")
+    records = []
+    for number, record in enumerate(data.records):
+        own = number < share * len(data.records)
+        state = record.before.model_copy(
+            update={"load_1min": load if own else 0.1, "other_cpu_percent": others if own else 1.0}
+        )
+        environment = record.environment | {"cores": "2"}
+        records.append(record.model_copy(update={"before": state, "after": state, "environment": environment}))
+    engines = {
+        name: found.model_copy(update={"environment": found.environment | {"cores": ("2",)}})
+        for name, found in data.estimates.engines.items()
+    }
+    estimates = data.estimates.model_copy(update={"engines": engines})
+    page = render_report(data.model_copy(update={"records": tuple(records), "estimates": estimates}))
+    assert ("The machine was busy." in page.partition('id="answer"')[0]) == warned
+    assert not warned or f"of {len(records)} trials other processes" in page
+
+
+def test_a_measurement_beyond_what_it_must_agree_with_is_not_green() -> None:
+    cell = report_data("gain").estimates.cells[0]
+    card = expectation("parts", Rule.PREDICTED, "As predicted.", "padded", Treatment.SPECULATIVE)
+    assert verdict_row(verdict(card, cell, Word.EXCEEDED, "It lies above.")).colour != "good"

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from specprefill_repro.estimates.build import build_estimates
 from specprefill_repro.estimates.schema import Look
 from specprefill_repro.estimates.statistics import degrees_of_freedom
-from specprefill_repro.estimates.stopping import blocks_to_run, look
+from specprefill_repro.estimates.stopping import blocks_to_run, look, too_few_blocks
 from specprefill_repro.study.plan import plan_cells, prompts_needed
 from specprefill_repro.study.schema import Comparison, Study, Treatment
 from synthetic_records import Fault, World, demo_study, synthetic_study_records
@@ -80,3 +80,10 @@ def test_a_cell_that_may_get_more_blocks_has_prompts_for_all_of_them() -> None:
 def test_a_cap_below_the_fewest_blocks_is_refused() -> None:
     with pytest.raises(ValueError, match="most_blocks is 2, fewer than the 3 blocks"):
         study(3, 2)
+
+
+@pytest.mark.parametrize(("blocks", "said"), [(1, "no cell reaches the 5 pairs"), (2, "no cell reaches"), (3, None)])
+def test_a_study_whose_blocks_can_give_no_verdict_says_so_before_it_runs(blocks: int, said: str | None) -> None:
+    lines = too_few_blocks(demo_study(blocks))
+    assert bool(lines) == (said is not None)
+    assert said is None or (said in lines[0] and "`blocks: 3` or more" in lines[0])

@@ -4,9 +4,10 @@ from collections.abc import Callable, Sequence
 
 from specprefill_repro.estimates.pairing import index_trials, sort_trials
 from specprefill_repro.estimates.schema import Look
-from specprefill_repro.estimates.statistics import TIE_MARGIN, log_ratio, stopping_decision
+from specprefill_repro.estimates.statistics import MIN_PAIRS, TIE_MARGIN, log_ratio, stopping_decision
 from specprefill_repro.gate.schema import GateResult
-from specprefill_repro.study.plan import Cell
+from specprefill_repro.study.plan import Cell, plan_cells
+from specprefill_repro.study.schema import Study
 from specprefill_repro.trials.schema import BlockReceipt, TrialRecord
 
 
@@ -30,3 +31,16 @@ def blocks_to_run(cell: Cell, stops: Callable[[int], bool]) -> int:
     while blocks < cell.most_blocks and not stops(blocks):
         blocks += 1
     return blocks
+
+
+def too_few_blocks(study: Study) -> list[str]:
+    """Says, in at most one line, that cells of a study cannot reach the pairs that a verdict needs."""
+    cells = plan_cells(study)
+    few = [cell for cell in cells if 2 * cell.most_blocks < MIN_PAIRS]
+    if not few:
+        return []
+    reach = "no cell reaches" if len(few) == len(cells) else f"{len(few)} of {len(cells)} cells do not reach"
+    return [
+        f"Note: {reach} the {MIN_PAIRS} pairs that a verdict on speed needs; a block is 2 pairs, so that takes "
+        f"`blocks: {-(-MIN_PAIRS // 2)}` or more."
+    ]

@@ -156,7 +156,7 @@ def _clause(data: ReportData, cell: CellEstimate, found: Outcome, several: bool)
         seen = "" if cell.speedup is None else f" (speed-up so far {numbers.ratio(cell.speedup)})"
         return f"at {where}, only {_pairs(cell)} of trials count{seen}; a verdict needs {MIN_PAIRS}"
     spread = f"95{numbers.SPACE}% interval {numbers.bounds(cell.interval95)}, {_pairs(cell)}"
-    speedup = numbers.ratio(cell.speedup, cell.interval95)
+    speedup = numbers.ratio(cell.speedup)
     if found is Outcome.GAIN:
         text = f"at {where}, SpecPrefill reached the first token {speedup} as fast as dense prefill ({spread})"
     elif found is Outcome.LOSS:
@@ -197,7 +197,7 @@ def _negative_control(data: ReportData) -> str:
     cells = [headline_cell(data, pair) for pair in data.pairs if role(data, pair) is Role.NEGATIVE]
     for cell in cells:
         if cell is not None and cell.speedup is not None and outcome(data, cell) is Outcome.LOSS:
-            slower = numbers.ratio(cell.speedup, cell.interval95)
+            slower = numbers.ratio(cell.speedup)
             return f" With the target as its own draft it was slower, as it must be ({slower})."
     return ""
 

@@ -63,6 +63,7 @@ def _context(data: ReportData, trials: Trials) -> dict[str, Any]:
         "judged": [rows.verdict_row(verdict) for verdict in judged],
         "set_aside": set_aside,
         "published": [rows.verdict_row(verdict) for verdict in published],
+        "busy": rows.busy(trials.frame, data.estimates.environment.get("cores", ())),
         "synthetic": rows.synthetic_models(data),
         "unlocked": rows.unlocked_models(data),
         "roles": rows.roles(data),

@@ -82,7 +82,7 @@ def speed_figures(data: ReportData) -> list[Figure]:
         rows = tuple(
             (
                 cell_label(cell),
-                numbers.ratio(cell.speedup, cell.interval95),
+                numbers.ratio(cell.speedup),
                 numbers.bounds(cell.interval95),
                 numbers.ratio(cell.predicted_speedup),
                 numbers.ratio(cell.bound_speedup),
@@ -212,7 +212,7 @@ def quality_figures(data: ReportData) -> list[Figure]:
                 tuple(
                     (
                         cell_label(cell),
-                        numbers.ratio(cell.speedup, cell.interval95),
+                        numbers.ratio(cell.speedup),
                         numbers.percent(1 - cell.answers_lost / cell.answers_dense),
                     )
                     for cell in sold
@@ -295,7 +295,7 @@ def control_figures(data: ReportData) -> list[Figure]:
         (
             cell_label(cell),
             _control_name(data, cell),
-            numbers.ratio(cell.speedup, cell.interval95),
+            numbers.ratio(cell.speedup),
             numbers.bounds(cell.interval95),
             numbers.ratio(cell.predicted_speedup),
             f"{cell.answers_lost} of {cell.answers_dense}",
@@ -360,7 +360,7 @@ def claim_figures(data: ReportData) -> list[Figure]:
         (
             verdict.claim.id,
             numbers.with_unit(verdict.claim.value, "x"),
-            numbers.ratio(verdict.measured, verdict.interval95),
+            numbers.ratio(verdict.measured),
             numbers.bounds(verdict.interval95),
             verdict.word.value,
         )

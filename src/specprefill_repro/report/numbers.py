@@ -1,7 +1,5 @@
 """Numbers as a reader should see them: never more digits than the measurement warrants, always with their unit."""
 
-import math
-
 from specprefill_repro.estimates.schema import Interval
 
 SPACE = "\u00a0"
@@ -43,31 +41,22 @@ def size(value: int) -> str:
     return f"{significant(value / 2**20)}{SPACE}MiB" if value < 1 << 30 else f"{significant(value / 2**30)}{SPACE}GiB"
 
 
-def _decimals(interval: Interval | None) -> int:
-    """Decimals of a ratio: the last digit shown is the first one of the interval's half-width.
-
-    One more where a bound would else be shown as 1 although it is not, since 1 means no difference.
-    """
-    if interval is None:
-        return 2
-    half = (interval.high - interval.low) / 2
-    decimals = 3 if half <= 0 else min(max(-math.floor(math.log10(half)), 0), 3)
-    while decimals < 3 and any(round(x, decimals) == 1 != round(x, 3) for x in (interval.low, interval.high)):
-        decimals += 1
-    return decimals
+def _ratio(value: float) -> str:
+    """Three significant digits; more where it would else be shown as 1, which means no difference."""
+    digits = 3
+    while digits < 6 and float(significant(value, digits).replace(",", "")) == 1 != round(value, 5):
+        digits += 1
+    return significant(value, digits)
 
 
-def ratio(value: float | None, interval: Interval | None = None) -> str:
+def ratio(value: float | None) -> str:
     """A speed-up, such as 1.92 with the sign of multiplication."""
-    return NONE if value is None else f"{value:.{_decimals(interval)}f}{TIMES}"
+    return NONE if value is None else f"{_ratio(value)}{TIMES}"
 
 
 def bounds(interval: Interval | None) -> str:
-    """An interval of a ratio, such as 1.83 to 2.01."""
-    if interval is None:
-        return NONE
-    decimals = _decimals(interval)
-    return f"{interval.low:.{decimals}f} to {interval.high:.{decimals}f}"
+    """An interval of a ratio, such as 1.83 to 2.01; the end of one of a ratio is never 0."""
+    return NONE if interval is None else f"{_ratio(interval.low)} to {_ratio(interval.high)}"
 
 
 def share_bounds(interval: Interval | None) -> str:
@@ -75,10 +64,10 @@ def share_bounds(interval: Interval | None) -> str:
     return NONE if interval is None else f"{100 * interval.low:.0f} to {100 * interval.high:.0f}{SPACE}%"
 
 
-def with_unit(value: float | None, unit: str, interval: Interval | None = None) -> str:
+def with_unit(value: float | None, unit: str) -> str:
     """A value in the unit of a claim card; `x` is a ratio and `share` a share."""
     if value is None:
         return NONE
     if unit == "x":
-        return ratio(value, interval) if interval else f"{value:.2f}{TIMES}"
+        return ratio(value)
     return percent(value) if unit == "share" else f"{significant(value)}{SPACE}{unit}"

@@ -101,7 +101,7 @@ def _words(cells: list[CellEstimate]) -> Table:
             _amounts(cell.quality.kl_interval95),
             numbers.significant(cell.quality.dense_perplexity),
             numbers.significant(cell.quality.treated_perplexity),
-            numbers.ratio(cell.quality.perplexity_ratio, cell.quality.perplexity_interval95),
+            numbers.ratio(cell.quality.perplexity_ratio),
             numbers.bounds(cell.quality.perplexity_interval95),
         )
         for cell in cells

@@ -16,6 +16,7 @@ from specprefill_repro.report.data import ReportData
 from specprefill_repro.study.engines import IN_PROCESS
 from specprefill_repro.study.plan import plan_cells
 from specprefill_repro.study.schema import Treatment
+from specprefill_repro.trials.busy import LOAD_PER_CORE, OTHER_CPU_PERCENT
 from specprefill_repro.trials.schema import TrialRecord
 from specprefill_repro.trials.table import Trials
 from specprefill_repro.verdicts.listing import EXPECTATION_WORDS
@@ -95,7 +96,7 @@ def verdict_row(verdict: Verdict) -> VerdictRow:
         symbol=symbol,
         colour=colour,
         expected=expected(verdict),
-        measured=numbers.with_unit(verdict.measured, unit, interval),
+        measured=numbers.with_unit(verdict.measured, unit),
         interval=numbers.bounds(interval)
         if unit == "x"
         else numbers.share_bounds(interval)
@@ -406,7 +407,7 @@ def decoding_rows(cells: Sequence[CellEstimate]) -> list[DecodingRow]:
                 tokens=span((found.fewest_tokens, found.most_tokens)),
                 dense=numbers.significant(found.dense_rate),
                 treated=numbers.significant(found.treated_rate),
-                ratio=numbers.ratio(found.speedup, found.interval95) if enough else "too few tokens",
+                ratio=numbers.ratio(found.speedup) if enough else "too few tokens",
                 interval=numbers.bounds(found.interval95),
             )
         )
@@ -436,6 +437,28 @@ def dense_over_time(data: ReportData, trials: pd.DataFrame) -> list[tuple[float,
         name = f"{pair}, {numbers.count(int(str(tokens)))} tokens"
         points += [(minute, off, name) for minute, off in zip(like["minutes"], deviations, strict=True)]
     return points
+
+
+@dataclass(frozen=True)
+class Busy:
+    """How much other processes had of the machine."""
+
+    trials: int
+    """Around which they had a good part of it."""
+    highest_load: float
+    cores: str
+
+
+def busy(trials: pd.DataFrame, cores: Sequence[str]) -> Busy | None:
+    """None when fewer than one trial in twenty ran on a busy machine."""
+    known = [int(value) for value in cores if value.isdigit()]
+    if not len(trials) or not known:
+        return None
+    sides = [trials[f"{side}.other_cpu_percent"].fillna(0.0) for side in ("before", "after")]
+    others = np.minimum(sides[0].astype(float), sides[1].astype(float))
+    load = trials["before.load_1min"].astype(float)
+    count = int(((load > LOAD_PER_CORE * max(known)) | (others > OTHER_CPU_PERCENT)).sum())
+    return Busy(count, float(load.max()), str(max(known))) if 20 * count >= len(trials) else None
 
 
 def environment(data: ReportData) -> list[tuple[str, str, bool]]:

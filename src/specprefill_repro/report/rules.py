@@ -69,7 +69,7 @@ def _row(cell: CellEstimate) -> RuleRow:
         rule=rule_name(cell),
         keep=numbers.keep(cell.nominal_keep),
         tokens_read=numbers.percent(cell.actual_keep),
-        speedup=numbers.ratio(cell.speedup, cell.interval95),
+        speedup=numbers.ratio(cell.speedup),
         interval=numbers.bounds(cell.interval95),
         needles=f"{sum(share == 1 for share in known)} of {len(known)}" if known else numbers.NONE,
         answers=f"{cell.answers_treated} of {cell.answers_dense}",

@@ -1,5 +1,6 @@
 """Run one block: four trials in the order A B B A or B A A B, kept whole or not at all."""
 
+import os
 import shutil
 import tempfile
 from contextlib import nullcontext
@@ -17,10 +18,11 @@ from specprefill_repro.prompts.needle import parts_found
 from specprefill_repro.prompts.schema import Prompt, PromptSet
 from specprefill_repro.study.plan import Arm, ArmKind, Cell, PlannedTrial, block_trials
 from specprefill_repro.study.schema import Study
+from specprefill_repro.trials.busy import was_busy
 from specprefill_repro.trials.job import Forced, Job, Measurement
 from specprefill_repro.trials.lease import machine_lease
 from specprefill_repro.trials.machine import machine_facts
-from specprefill_repro.trials.progress import report
+from specprefill_repro.trials.progress import report, report_warning
 from specprefill_repro.trials.schema import BlockReceipt, Evidence, PromptFacts, TrialRecord
 from specprefill_repro.trials.store import Store
 
@@ -170,6 +172,14 @@ def _measure_block(
                     _record(engine.name, cell, index, trial, arm, prompt, target, draft, measurement, answer)
                 )
                 report(done=cell.id, index=index, position=trial.position, seconds=measurement.seconds)
+            cores = os.cpu_count() or 1
+            busy = sum(was_busy(record.before, record.after, cores) for record in measured)
+            if busy:
+                load = max(record.before.load_1min for record in measured)
+                report_warning(
+                    f"{cell.id}, block {index}: the machine was busy around {busy} of {len(measured)} trials (load "
+                    f"average up to {load:.1f} on {cores} cores); their times say little."
+                )
             for trial, record in zip(trials, measured, strict=True):
                 place = Path(folder) / f"{trial.position}"
                 store.adopt(record, place.with_suffix(".f32"), place.with_suffix(".log.gz"))
