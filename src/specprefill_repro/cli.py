@@ -144,6 +144,30 @@ def publish_command(
     publish(project, study, destination_of(project, to, remote), yes, acknowledge or [], typer.echo)
 
 
+@app.command("import")
+def import_command(
+    file: Annotated[Path, typer.Argument(help="bundle.zip of a published report")],
+) -> None:
+    """Check somebody's bundle (names, sizes, hashes, every verdict recomputed) and keep it in results/imported."""
+    from specprefill_repro.bundles.imported import import_bundle
+    from specprefill_repro.project import find_project
+
+    folder, summary = import_bundle(find_project(), file)
+    verdicts = ", ".join(f"{number} {word}" for word, number in summary.verdicts.items())
+    typer.echo(f"{folder}: {summary.study} on {summary.machine}, {summary.records} trials: {verdicts or 'no verdicts'}")
+
+
+@app.command()
+def merge() -> None:
+    """One page over the reports of this checkout and all imported ones: each claim, machine by machine."""
+    from specprefill_repro.merge.page import write_merged
+    from specprefill_repro.project import find_project
+
+    page, merged = write_merged(find_project())
+    summed = sum(claim.effects is not None for claim in merged)
+    typer.echo(f"{page}: {len(merged)} claims, {summed} of them measured on several machines")
+
+
 @app.command()
 def calibrate(seed: Annotated[int, typer.Option(help="Of all scripted machines")] = 1) -> None:
     """Hold the method against machines whose truth is known, and publish how often it errs."""

@@ -1,0 +1,113 @@
+"""The same claim on many machines: which measurements can be laid side by side, and what they say together."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from scipy import stats
+
+from specprefill_repro.bundles.schema import machine_of
+from specprefill_repro.estimates.schema import CellEstimate
+from specprefill_repro.files import content_id
+from specprefill_repro.merge.random_effects import Effects, random_effects
+from specprefill_repro.report.data import ReportData
+from specprefill_repro.verdicts.schema import Claim, Rule, Verdict, Word
+
+SPEED_RULES = (Rule.AT_LEAST, Rule.EQUAL, Rule.PREDICTED, Rule.SLOWER, Rule.TIED, Rule.SHOWN)
+OF_THE_MACHINE = frozenset({"hardware", "memory"})
+"""A claim may differ in these and still be about the same thing, on another machine."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """One report."""
+
+    name: str
+    """Where it came from: `this checkout: STUDY`, or the identity of a bundle."""
+    data: ReportData
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one report says about one claim."""
+
+    source: str
+    machine: str
+    verdict: Verdict
+    effect: float | None
+    """ln of the speed-up; None where it does not count."""
+    error: float | None
+    """Its standard error."""
+    left_out: str | None
+    """Why it does not count."""
+
+
+@dataclass(frozen=True)
+class MergedClaim:
+    claim: Claim
+    rows: tuple[Row, ...]
+    machines: int
+    """Kinds of machine that count."""
+    effects: Effects | None
+    """Over machines; None below two."""
+
+
+def merge_claims(sources: Sequence[Source]) -> list[MergedClaim]:
+    """One entry for each claim that any report speaks to; cards that differ in anything are different claims."""
+    rows: dict[str, list[Row]] = {}
+    claims: dict[str, Claim] = {}
+    for source in sources:
+        for verdict in source.data.verdicts.verdicts:
+            key = content_id(verdict.claim)
+            claims[key] = verdict.claim
+            rows.setdefault(key, []).append(_row(source, verdict))
+    return [_merged(claims[key], tuple(rows[key])) for key in sorted(rows, key=lambda key: (claims[key].id, key))]
+
+
+def _merged(claim: Claim, rows: tuple[Row, ...]) -> MergedClaim:
+    """Reports of machines of one description are summed up first: they count as one machine."""
+    by_machine: dict[str, list[tuple[float, float]]] = {}
+    for row in rows:
+        if row.effect is not None and row.error is not None:
+            by_machine.setdefault(row.machine, []).append((row.effect, row.error))
+    units = [_one_machine(found) for found in by_machine.values()]
+    effects = random_effects(*zip(*units, strict=True)) if len(units) > 1 else None
+    return MergedClaim(claim, rows, len(units), effects)
+
+
+def _one_machine(found: list[tuple[float, float]]) -> tuple[float, float]:
+    if len(found) == 1:
+        return found[0]
+    summed = random_effects(*zip(*found, strict=True))
+    return summed.mean, summed.error
+
+
+def _row(source: Source, verdict: Verdict) -> Row:
+    cell = next((c for c in source.data.estimates.cells if verdict.cells and c.cell == verdict.cells[0]), None)
+    left_out = _why_not(verdict, cell)
+    effect = error = None
+    if left_out is None and cell is not None:
+        effect, error = _effect(cell)
+    return Row(source.name, machine_of(source.data.estimates), verdict, effect, error, left_out)
+
+
+def _why_not(verdict: Verdict, cell: CellEstimate | None) -> str | None:
+    if verdict.claim.rule not in SPEED_RULES or verdict.claim.metric != "ttft_speedup":
+        return "not about a speed-up: shown, not summed up"
+    if verdict.word in (Word.INVALID, Word.NOT_RUN):
+        return verdict.word.value
+    if verdict.word is Word.NOT_COMPARABLE:
+        differ = {row.condition for row in verdict.conditions if row.matches is not True}
+        if not verdict.conditions or differ - OF_THE_MACHINE:
+            return f"differs in {', '.join(sorted(differ - OF_THE_MACHINE)) or 'more than the machine'}"
+    if cell is None or cell.interval95 is None or _effect(cell)[1] <= 0:
+        return "fewer than two pairs"
+    return None
+
+
+def _effect(cell: CellEstimate) -> tuple[float, float]:
+    """ln of the speed-up and its standard error, from the 95 % interval, which is Student's t."""
+    if cell.speedup is None or cell.interval95 is None or cell.degrees is None:
+        return 0.0, 0.0
+    half = (math.log(cell.interval95.high) - math.log(cell.interval95.low)) / 2
+    return math.log(cell.speedup), half / float(stats.t.ppf(0.975, cell.degrees))
