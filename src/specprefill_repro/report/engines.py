@@ -260,7 +260,7 @@ def _row(
         keep=numbers.keep(cell.nominal_keep),
         dense_seconds=_seconds(dense),
         asked_seconds=_seconds(asked),
-        speedup=numbers.ratio(cell.speedup, cell.interval95) if cell.pairs else "no pair counts",
+        speedup=numbers.ratio(cell.speedup) if cell.pairs else "no pair counts",
         ran=mark(what_ran(asked)),
         outcomes=_outcomes(asked),
         scored=span([r.evidence.tokens_scored for r in asked]) if asked else numbers.NONE,

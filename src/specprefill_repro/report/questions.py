@@ -89,7 +89,7 @@ def _word_on_draft(cells: Sequence[CellEstimate], found: dict[str, Outcome], slo
 
 
 def _draft_sentence(cell: CellEstimate, found: Outcome) -> str:
-    text = f"{cell_label(cell)}: {numbers.ratio(cell.speedup, cell.interval95)}"
+    text = f"{cell_label(cell)}: {numbers.ratio(cell.speedup)}"
     text += f" ({numbers.bounds(cell.interval95)}, {len(cell.pairs)} pairs): {found.value}"
     draft, whole = cell.treated_phases.get("draft_prefill"), sum(cell.treated_phases.values())
     if draft and whole:
@@ -240,7 +240,7 @@ def _compared(data: ReportData, one: CellEstimate, other: CellEstimate) -> tuple
     if one.interval95 is None or other.interval95 is None:
         return None
     apart = one.interval95.high < other.interval95.low or other.interval95.high < one.interval95.low
-    shown = [f"{numbers.ratio(c.speedup, c.interval95)} ({numbers.bounds(c.interval95)})" for c in (one, other)]
+    shown = [f"{numbers.ratio(c.speedup)} ({numbers.bounds(c.interval95)})" for c in (one, other)]
     return apart, f"{text}: {shown[0]} against {shown[1]}" + ("." if apart else ", not told apart.")
 
 
