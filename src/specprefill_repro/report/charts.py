@@ -28,8 +28,8 @@ INHERITED = ("fill", "stroke", "stroke-width", "stroke-dasharray", "text-anchor"
 """Attributes that a group in SVG hands down to what it holds."""
 PREDICTED = "diamond"
 PHASE_COLOURS = [f"var(--p{number})" for number in range(1, 1 + len(PHASES))]
-RATIO_TICKS = (1.0, 2.0, 0.5, 4.0, 0.25, 8.0, 16.0, 1.5, 3.0, 0.75, 6.0, 1.25, 0.1, 32.0, 0.05, 64.0, 0.9, 1.1, 0.8)
-"""The roundest first: an axis shows those that leave each other room."""
+FINE_STEPS = (0.01, 0.02, 0.05, 0.1, 0.25, 0.5)
+"""Between the ticks of a ratio axis that spans little more than a doubling."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,9 @@ def speedups(points: Sequence[Point], x_title: str) -> str:
     base = alt.Chart(_data(values))
     layers = [
         _reference("y", 1.0),
-        base.mark_rule(strokeWidth=2).encode(y=alt.Y("low:Q", scale=y_scale), y2="high:Q", color=colour, **place),
+        alt.Chart(_data([value for value in values if "low" in value]))
+        .mark_rule(strokeWidth=2)
+        .encode(y=alt.Y("low:Q", scale=y_scale), y2="high:Q", color=colour, **place),
         base.mark_point(filled=True, size=70, opacity=1).encode(y=y, color=colour, shape=shape, **place),
         alt.Chart(_data([value for value in values if "predicted" in value]))
         .mark_point(shape=PREDICTED, filled=False, size=110, strokeWidth=1.5, opacity=1, color="currentColor")
@@ -114,12 +116,13 @@ def strips(points: Sequence[Point], means: Sequence[Point], x_title: str) -> str
     x = alt.X("value:Q", scale=scale, axis=axis, title=x_title)
     y = alt.Y("label:N", sort=labels, title=None, axis=alt.Axis(labelLimit=190, grid=False, ticks=False, domain=False))
     mean = alt.Chart(_data([_plain(point) for point in means])).encode(y=y)
+    spread = alt.Chart(_data([_plain(point) for point in means if point.low is not None])).encode(y=y)
     layers = [
         _reference("x", 1.0),
         alt.Chart(_data([_plain(point) for point in points]))
         .mark_tick(color="var(--s2)", thickness=1.5, size=14, opacity=0.8)
         .encode(x=x, y=y),
-        mean.mark_rule(strokeWidth=3, color="var(--s1)").encode(
+        spread.mark_rule(strokeWidth=3, color="var(--s1)").encode(
             x=alt.X("low:Q", scale=scale, axis=axis), x2=alt.X2("high:Q")
         ),
         mean.mark_point(filled=True, size=70, opacity=1, color="var(--s1)").encode(x=x),
@@ -172,22 +175,17 @@ def price(points: Sequence[Point], x_title: str, y_title: str) -> str:
 
 
 def drift(points: Sequence[tuple[float, float, str]]) -> str:
-    """Deviation from the series' median as a share (up, line at 0) against minutes (across), for each series."""
+    """Seconds / the series' median (up, base-2 logarithm, line at 1) against minutes (across), for each series."""
     names = list(dict.fromkeys(series for _, _, series in points))
     values = [{"x": x, "y": y, "series": series} for x, y, series in points]
-    spread = max([abs(y) for _, y, _ in points], default=0.0) * 1.15 or 0.01
-    deviation = alt.Y(
-        "y:Q",
-        scale=alt.Scale(domain=[-spread, spread], nice=False),
-        axis=alt.Axis(format="+.1%" if spread < 0.1 else "+.0%", tickCount=5),
-        title="from the median",
-    )
+    scale, axis = _ratio_axis([Point("", "", y) for _, y, _ in points], steps=6)
+    deviation = alt.Y("y:Q", scale=scale, axis=axis, title="seconds / median")
     colour = alt.Color("series:N", sort=names, scale=alt.Scale(domain=names, range=SERIES), legend=_legend(names))
     shape = alt.Shape("series:N", sort=names, scale=alt.Scale(domain=names, range=SHAPES), legend=_legend(names))
     minutes = alt.X("x:Q", title="minutes since the first trial", axis=alt.Axis(tickCount=6, grid=False))
     marks = alt.Chart(_data(values)).mark_point(filled=True, size=30, opacity=0.9)
     return _svg(
-        alt.layer(marks.encode(x=minutes, y=deviation, color=colour, shape=shape), _reference("y", 0.0)), height=190
+        alt.layer(marks.encode(x=minutes, y=deviation, color=colour, shape=shape), _reference("y", 1.0)), height=190
     )
 
 
@@ -201,14 +199,17 @@ def _plain(point: Point) -> dict[str, str | float]:
 
 
 def _ratio_axis(points: Sequence[Point], steps: int) -> tuple[alt.Scale, alt.Axis]:
-    """A base-2 logarithmic scale around all values and around 1; round ticks at least 1/`steps` of it apart."""
+    """A base-2 logarithmic scale around all values and around 1; about `steps` even ticks at most, one of them 1."""
     seen = [x for p in points for x in (p.value, p.low, p.high, p.predicted) if x is not None and x > 0]
     low, high = min([*seen, 0.95]) / 1.04, max([*seen, 1.05]) * 1.04
-    gap = math.log2(high / low) / steps
-    ticks: list[float] = []
-    for tick in RATIO_TICKS:
-        if low <= tick <= high and all(abs(math.log2(tick / other)) >= gap for other in ticks):
-            ticks.append(tick)
+    octaves = math.log2(high / low)
+    if octaves > 1.2:
+        # Every doubling, every other one, ...: the same distance between all of them.
+        every = max(1, math.ceil(octaves / steps))
+        ticks = [2.0**n for n in range(-60, 61, 1) if n % every == 0 and low <= 2.0**n <= high]
+    else:
+        step = next((s for s in FINE_STEPS if (high - low) / s <= steps), FINE_STEPS[-1])
+        ticks = [round(n * step, 2) for n in range(math.ceil(low / step), math.floor(high / step) + 1)]
     axis = alt.Axis(values=ticks, labelExpr=f"format(datum.value, '~g') + '{TIMES}'")
     return alt.Scale(type="log", base=2, domain=[low, high], nice=False), axis
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from specprefill_repro.estimates.schema import CellEstimate
+from specprefill_repro.estimates.statistics import MIN_PAIRS
 from specprefill_repro.report import charts, numbers
 from specprefill_repro.report.answer import Role, role
 from specprefill_repro.report.charts import Bar, Point
@@ -13,7 +14,7 @@ from specprefill_repro.report.data import ReportData
 from specprefill_repro.report.rows import cell_label, chart_label, dense_over_time, place_label
 from specprefill_repro.study.schema import Treatment
 from specprefill_repro.trials.schema import PHASES
-from specprefill_repro.verdicts.schema import ClaimKind, Verdict
+from specprefill_repro.verdicts.schema import ClaimKind, Verdict, Word
 
 DRAWN_TRIALS = 200
 """More marks than this say nothing more; the drift chart then draws every nth trial."""
@@ -45,7 +46,8 @@ def _speculative(data: ReportData, pair: str) -> list[CellEstimate]:
 
 
 def _point(cell: CellEstimate, label: str, series: str) -> Point:
-    interval = cell.interval95
+    # Of fewer pairs than a verdict needs the interval is so wide that it would crush all the others.
+    interval = cell.interval95 if len(cell.pairs) >= MIN_PAIRS else None
     return Point(
         label,
         series,
@@ -97,7 +99,8 @@ def speed_figures(data: ReportData) -> list[Figure]:
         kind = role(data, pair)
         name = f"{pair} ({kind})" if kind is not Role.NATURAL else pair
         read = (
-            "Each mark is the mean of all pairs of one cell, its line the 95 % interval. Above the dashed line at 1 "
+            "Each mark is the mean of all pairs of one cell, its line the 95 % interval (none is drawn of fewer than "
+            f"{MIN_PAIRS} pairs). Above the dashed line at 1 "
             "SpecPrefill is faster, below it slower. The open diamond is what the separately measured parts predict. "
             "In the table, the bound is what no implementation of this pair at this keep rate exceeds, and break-even "
             "is the prompt length from which on the parts predict a gain. "
@@ -140,11 +143,8 @@ def phase_figures(data: ReportData) -> list[Figure]:
         rows: list[tuple[str, ...]] = []
         timed = [cell for cell in _speculative(data, pair) if cell.dense_phases and cell.treated_phases]
         for cell in sorted(timed, key=lambda c: (c.length, c.nominal_keep)):
-            length = numbers.count(cell.length)
-            dense = f"{length} dense"
-            if not any(bar.label == dense for bar in bars):
-                bars.append(Bar(dense, cell.dense_phases))
-            bars.append(Bar(f"{length} keep {numbers.keep(cell.nominal_keep)}", cell.treated_phases))
+            name = _series(f"{numbers.count(cell.length)} keep {numbers.keep(cell.nominal_keep)}", cell)
+            bars += [Bar(f"{name}, dense", cell.dense_phases), Bar(name, cell.treated_phases)]
             for arm, phases in (("dense", cell.dense_phases), ("speculative", cell.treated_phases)):
                 seconds = [phases.get(name, 0.0) for name in PHASES]
                 cells = [numbers.significant(value) if value else numbers.NONE for value in seconds]
@@ -152,8 +152,7 @@ def phase_figures(data: ReportData) -> list[Figure]:
         if bars:
             read = (
                 "Each bar is the time to the first token, cut into its phases (medians). SpecPrefill gains where its "
-                "whole bar is shorter than the dense bar of the same length. The dense bar is that of the first keep "
-                "rate; the table has all of them."
+                "whole bar is shorter than the dense bar above it, which is that of the same pairs of trials."
             )
             if len(bars) > DRAWN_CELLS:
                 read += f" Of {len(bars)} bars the first {DRAWN_CELLS} are drawn."
@@ -201,13 +200,19 @@ def quality_figures(data: ReportData) -> list[Figure]:
             )
             for cell in sold
         ]
+        compared = any(cell.treatment is Treatment.RANDOM for cell in sold)
         figures.append(
             Figure(
                 "The price: answers kept against speed-up",
                 charts.price(bought, "speed-up", "answers kept"),
-                "Each pair at one prompt length, the longest at which a random selection was measured as well. Up and "
-                "to the right is better; the number at a mark is its keep rate. Where random selection stands as high "
-                "as scored selection, the scoring bought nothing.",
+                "Each pair at one prompt length, the longest"
+                + (" at which a random selection was measured as well" if compared else "")
+                + ". Up and to the right is better; the number at a mark is its keep rate."
+                + (
+                    " Where random selection stands as high as scored selection, the scoring bought nothing."
+                    if compared
+                    else ""
+                ),
                 ("cell", "speed-up", "answers kept"),
                 tuple(
                     (
@@ -339,9 +344,9 @@ def drift_figures(data: ReportData, trials: pd.DataFrame) -> list[Figure]:
         Figure(
             "Dense prefill over time",
             charts.drift(points[::step]),
-            "Each mark is one dense trial, as its distance from the median of all dense trials of the same target and "
-            "prompt length. A cloud that climbs means that the machine became slower; the A B B A order cancels a "
-            "steady climb.",
+            "Each mark is one dense trial: its seconds, divided by the median of all dense trials of the same target "
+            "and prompt length. Doubling takes the same distance everywhere on the axis. A cloud that climbs means "
+            "that the machine became slower; the A B B A order cancels a steady climb.",
             ("pair and length", "trials", "change over the study", "95 % interval", "drift found"),
             rows,
         )
@@ -353,7 +358,8 @@ def claim_figures(data: ReportData) -> list[Figure]:
     published = [v for v in data.verdicts.verdicts if v.claim.kind is not ClaimKind.EXPECTATION and _is_ratio(v)]
     shown = published[:DRAWN_CLAIMS]
     points = [Point(v.claim.id, "published", v.claim.value) for v in shown if v.claim.value is not None]
-    points += [_here(v.claim.id, v) for v in shown if v.measured is not None and v.interval95 is not None]
+    judged = [v for v in shown if v.word is not Word.NOT_COMPARABLE]
+    points += [_here(v.claim.id, v) for v in judged if v.measured is not None and v.interval95 is not None]
     if not points:
         return []
     rows = tuple(
@@ -367,8 +373,9 @@ def claim_figures(data: ReportData) -> list[Figure]:
         for verdict in shown
     )
     read = (
-        "Published figures beside ours, on the same axis. Unless the verdict says otherwise they are not comparable: "
-        "hardware, models or engine differ, and a distance between two marks proves nothing about either."
+        "Published figures by the id of their card; the statement and source of each stand below. What was measured "
+        "here is drawn only beside those whose conditions it meets. Where hardware, models or engine differ, the table "
+        "gives our closest cell, and the distance between the two proves nothing about either."
     )
     columns = ("claim", "published", "measured here", "95 % interval", "verdict")
     return [Figure("Published speed-ups", charts.intervals(points, "speed-up", "ratio", 1.0), read, columns, rows)]

@@ -415,7 +415,7 @@ def decoding_rows(cells: Sequence[CellEstimate]) -> list[DecodingRow]:
 
 
 def dense_over_time(data: ReportData, trials: pd.DataFrame) -> list[tuple[float, float, str]]:
-    """(minutes since the first trial, deviation from the median of its like, series) of every dense trial.
+    """(minutes since the first trial, seconds / median of its like, series) of every dense trial.
 
     Like trials have the same pair and the same prompt length.
     """
@@ -433,7 +433,7 @@ def dense_over_time(data: ReportData, trials: pd.DataFrame) -> list[tuple[float,
     )[trials["outcome"] == "dense"].sort_values("minutes", kind="stable")
     points: list[tuple[float, float, str]] = []
     for (pair, tokens), like in drawn.groupby(["pair", "tokens"], sort=False):
-        deviations = like["seconds"] / like["seconds"].median() - 1
+        deviations = like["seconds"] / like["seconds"].median()
         name = f"{pair}, {numbers.count(int(str(tokens)))} tokens"
         points += [(minute, off, name) for minute, off in zip(like["minutes"], deviations, strict=True)]
     return points
