@@ -56,6 +56,11 @@ def test_a_server_that_answers_as_ours_agrees_in_both_arms(trials):
     assert suspicions((dense, speculative)) == ()
 
 
+def test_the_space_that_a_real_server_loses_is_no_other_answer(trials):
+    found = agreements(trials("The room is {number}", "The room is {number}", "The room is", "Theroom is {number}."))
+    assert found[1].with_our_dense == 1 and suspicions(found) == ()
+
+
 def test_answers_that_break_only_in_the_server_s_speculative_arm_are_suspected(trials):
     found = agreements(trials("{number} it is", "{number} it is", "{number} it is", "of the and"))
     (said,) = suspicions(found)
