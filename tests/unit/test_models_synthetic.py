@@ -9,7 +9,11 @@ import pytest
 from safetensors.numpy import load_file
 
 from specprefill_repro.errors import ReproError
+from specprefill_repro.files import read_yaml_model
+from specprefill_repro.models.schema import ModelsFile
+from specprefill_repro.models.schema import Synthetic as SyntheticSource
 from specprefill_repro.models.synthetic import synthesize, synthetic_bytes
+from specprefill_repro.project import Project
 from tiny_model import write_tiny_model
 
 CONFIG: dict[str, Any] = {
@@ -97,3 +101,26 @@ def test_impossible_model_is_refused(tokenizer: Path, tmp_path: Path, changes: d
 def test_missing_setting_is_named(tokenizer: Path, tmp_path: Path) -> None:
     with pytest.raises(ReproError, match="rms_norm_eps"):
         synthesize(tokenizer, tmp_path, {key: CONFIG[key] for key in CONFIG if key != "rms_norm_eps"}, 1)
+
+
+PROJECT = Project(Path(__file__).parents[2])
+DEFINED = read_yaml_model(PROJECT.models_file, ModelsFile).models
+TINY = {name: d.source for name, d in DEFINED.items() if isinstance(d.source, SyntheticSource)}
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_a_stand_in_of_tiny_scale_computes_something_of_its_prompt(name: str, tokenizer: Path, tmp_path: Path) -> None:
+    """A scale that is left at zero switches a whole layer off, and every prompt has the same answer."""
+    import mlx.core as mx
+
+    from specprefill_repro.prefill.loading import load_model
+
+    out = tmp_path / "m"
+    out.mkdir()
+    synthesize(tokenizer, out, dict(TINY[name].config), TINY[name].seed)
+    model, _ = load_model(out)
+    mx.disable_compile()  # compiling small functions for the CPU takes most of the time otherwise
+    first, second = (np.array(model(mx.array([ids]))[0, -1]) for ids in ([3, 7, 11, 20], [9, 2, 5, 20]))
+    mx.enable_compile()
+    assert np.isfinite(first).all() and first.std() > 0
+    assert not np.allclose(first, second, rtol=1e-4, atol=0)

@@ -17,6 +17,9 @@ from specprefill_repro.models.safetensors_file import Tensor, write_safetensors
 STANDARD_DEVIATION = 0.02
 """Of the weights; the `initializer_range` of most models."""
 
+SCALES = (".weight", ".layer_scalar", ".D")
+"""Ends of the names of vectors that multiply: norms, the scale of a Gemma 4 layer, the skip of a Mamba layer."""
+
 DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
 
@@ -80,8 +83,8 @@ def _shapes(config: dict[str, Any]) -> list[tuple[str, tuple[int, ...]]]:
 def _random_tensor(name: str, shape: tuple[int, ...], dtype: str, seed: int) -> Tensor:
     def read() -> bytes:
         if len(shape) == 1:
-            # Norms scale by one and biases add zero, as in a model before its training.
-            values = np.full(shape, 1.0 if name.endswith(".weight") else 0.0, np.float32)
+            # Norms and other scales are one and biases add zero, as in a model before its training.
+            values = np.full(shape, 1.0 if name.endswith(SCALES) else 0.0, np.float32)
         else:
             random = np.random.default_rng([seed, zlib.crc32(name.encode())])
             values = random.standard_normal(shape, np.float32) * np.float32(STANDARD_DEVIATION)
