@@ -85,7 +85,7 @@ def test_scoring_code_makes_the_gate_and_speculative_trials_stale(finished, edit
 
 
 def test_target_side_prefill_code_makes_every_trial_stale(finished, edit):
-    edit("src/specprefill_repro/prefill/chunked.py", "mx.synchronize()", "mx.synchronize()\n    mx.synchronize()")
+    edit("src/specprefill_repro/prefill/chunked.py", "", "\nADDED = 1\n")
     assert planned_outputs(finished) == {GATE, SPECULATIVE, PLACEBO, *ANALYSIS}
 
 

@@ -94,7 +94,7 @@ def test_the_outcome_is_decided_from_evidence_on_every_kind_of_architecture(case
         found = gather_evidence(
             prefilled,
             model,
-            needle=(0, 1),
+            needle=((0, 1),),
             cached_after=set(after),
             key_dtype="float32",
             logits_sha256="",
