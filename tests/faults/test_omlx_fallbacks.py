@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -66,7 +67,8 @@ def job(tmp_path: Path, tokenizer_file: Path) -> Callable[..., Job]:
 def measure(real_project: Project, job: Callable[..., Job]) -> Callable[..., Measurement]:
     def run(version: str = NEW, *faults: str, threshold: int = 1, options: str = "", **of_job: Any) -> Measurement:
         named = " ".join(f"--fault {fault}" for fault in faults)
-        command = f"{sys.executable} {STAND_IN} --as omlx=={version} --prompt-tokens {PROMPT} {named} {options}"
+        stand_in = shlex.join([sys.executable, str(STAND_IN)])
+        command = f"{stand_in} --as omlx=={version} --prompt-tokens {PROMPT} {named} {options}"
         given = OmlxEngine(kind="omlx", command=command, threshold=threshold)
         return omlx.Omlx(real_project, given, LIMITS).measure(job(**of_job), None)
 
@@ -140,6 +142,6 @@ def test_a_draft_of_another_vocabulary_is_refused_before_anything_runs(measure, 
     assert other
     made = job()
     (Path(made.draft_folder) / "tokenizer.json").write_bytes((tmp_path / "other" / "tokenizer.json").read_bytes())
-    engine = omlx.Omlx(None, OmlxEngine(kind="omlx", command=sys.executable))  # type: ignore[arg-type]
+    engine = omlx.Omlx(None, OmlxEngine(kind="omlx", command=shlex.quote(sys.executable)))  # type: ignore[arg-type]
     with pytest.raises(ReproError, match="different tokenizers"):
         engine.prepare(made, tmp_path, 1)

@@ -16,7 +16,7 @@ from specprefill_repro.estimates.cost_model import (
     speedup,
     treated_seconds,
 )
-from specprefill_repro.estimates.prediction import DenseTimes, PrefillCost
+from specprefill_repro.estimates.prediction import CUT_OFF, DenseTimes, PrefillCost, dense_trial
 from specprefill_repro.prefill.selection import best_chunks
 from specprefill_repro.study.schema import Selection
 from synthetic_records import World, demo_study, synthetic_study_records
@@ -133,3 +133,25 @@ def test_estimates_carry_bound_and_break_even_where_the_parts_are_measured() -> 
     assert own.bound_speedup and own.bound_speedup < 1 and own.break_even_tokens is None
     assert cells["padded-512-placebo"].bound_speedup is None
     assert math.isclose(cells["padded-512-random-keep0.2"].bound_speedup or 0, 5, rel_tol=0.5)
+
+
+@given(st.integers(1, 16), st.lists(st.just(CUT_OFF) | st.integers(1, 40), max_size=5))
+def test_the_look_ahead_takes_no_more_passes_than_its_rule_nor_than_the_answers_had_tokens(
+    look_ahead: int, said: list[int]
+) -> None:
+    rule = Selection(look_ahead=look_ahead)
+    times = DenseTimes(1.0, 0.1, tuple(said))
+    ended = [number if number != CUT_OFF else math.inf for number in said] or [math.inf]
+    assert 0 <= times.further_passes(rule) <= look_ahead - 1
+    assert times.further_passes(rule) <= max(ended)
+    assert times.further_passes(rule) >= min(*ended, look_ahead - 1)
+    assert times.further_passes(rule.model_copy(update={"stop_at_end": False})) == look_ahead - 1
+
+
+def test_only_an_answer_that_ended_says_how_long_it_was() -> None:
+    record = next(r for r in synthetic_study_records(demo_study(), 1)[0] if r.phases is not None)
+    three = record.model_copy(update={"decode_tokens": 3, "decode_seconds": 0.6})
+    assert dense_trial(three, 8).said == 3 and dense_trial(three, 8).step == pytest.approx(0.2)
+    assert dense_trial(three, 4).said == CUT_OFF  # it was not let go on
+    assert dense_trial(three.model_copy(update={"phases": None}), 8).said == CUT_OFF  # a server's
+    assert dense_trial(record.model_copy(update={"decode_tokens": 0}), 8).said == CUT_OFF  # nothing was decoded

@@ -90,7 +90,7 @@ def estimate_study(
         trials = sort_trials(cell, index_trials(records), by_cell.get(cell.id, ()), gates.get(cell.pair))
         if has_servers:
             answered += records
-        measured.append(_measure(cell, trials, divergence))
+        measured.append(_measure(cell, trials, divergence, study.prompts.answer_tokens))
     dense = sorted(trial for cell in measured for trial in cell.dense)
     engine_of = {cell.id: cell.engine for cell in plan_cells(study)}
     times = {
@@ -159,7 +159,7 @@ class _Measured:
     """Of pairs that count, a placebo's treated trials included."""
 
 
-def _measure(cell: Cell, trials: Sorted, divergence: Divergence) -> _Measured:
+def _measure(cell: Cell, trials: Sorted, divergence: Divergence, answer_tokens: int) -> _Measured:
     outcomes: dict[str, int] = {}
     for record in trials.trials:
         if record.treated:
@@ -176,7 +176,11 @@ def _measure(cell: Cell, trials: Sorted, divergence: Divergence) -> _Measured:
         decoding=decoding(trials.counted),
         dense_phases=_median_phases(dense),
         treated_phases=_median_phases(treated),
-        dense=tuple(dense_trial(r) for r in (*dense, *treated) if r.requested.kind is ArmKind.DENSE),
+        dense=tuple(
+            dense_trial(record, answer_tokens)
+            for record in (*dense, *treated)
+            if record.requested.kind is ArmKind.DENSE
+        ),
     )
 
 

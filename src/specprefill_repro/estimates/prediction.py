@@ -1,12 +1,14 @@
 """The speed-up that a cell's parts predict, each part measured without the arm that is predicted.
 
-    predicted = T_target(L) / (T_draft(L) + (passes - 1) * step_draft + T_target(kept))
+    predicted = T_target(L) / (T_draft(L) + further * step_draft + T_target(kept))
 
 T_target(L): the target's median dense seconds at the cell's length. T_draft(L): the draft's own median dense seconds at
 that length, known when the study also measures the draft as a target (as a pair `self` does); without it there is no
 prediction. They hold the first of the look-ahead's queries, that of the last prompt token. step_draft: the median
 seconds of a decoded token in those dense trials, which is one pass of one token after the whole prompt, as each further
-query of the look-ahead is; where none was decoded, the `first_token` phase. T_target(kept): a*N + b*N^2 through the
+query of the look-ahead is; where none was decoded, the `first_token` phase. further: the look-ahead's passes after the
+prompt, one fewer than its queries, or fewer still where the draft ends its answer earlier, as its own dense trials show
+(the look-ahead stops there); their mean. T_target(kept): a*N + b*N^2 through the
 target's dense medians when two lengths or more are measured, else in proportion to the tokens. Kept tokens attend to
 kept tokens alone, so kept takes the place of N in both terms. Scoring and selection are left out: they are matters of
 milliseconds, and nothing but the predicted arm measures them. A random selection has no draft to pay for.
@@ -17,14 +19,14 @@ and with the quadratic term that the paper leaves out.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from statistics import median
+from statistics import mean, median
 from typing import NamedTuple
 
 import numpy as np
 from scipy.optimize import nnls
 
 from specprefill_repro.study.plan import Cell
-from specprefill_repro.study.schema import Study, Treatment
+from specprefill_repro.study.schema import Selection, Study, Treatment
 from specprefill_repro.trials.schema import TrialRecord
 
 SAME_LENGTH_MARGIN = 1.5
@@ -74,14 +76,21 @@ class DenseTrial(NamedTuple):
     seconds: float
     step: float
     """One pass of one token after the whole prompt."""
+    said: int
+    """Tokens that were decoded until the model ended its answer; CUT_OFF where it did not, or that is not known."""
 
 
-def dense_trial(record: TrialRecord) -> DenseTrial:
-    """What of a record the cost of a model is computed from."""
+CUT_OFF = -1
+
+
+def dense_trial(record: TrialRecord, answer_tokens: int) -> DenseTrial:
+    """What of a record the cost of a model is computed from; at most `answer_tokens` tokens were decoded."""
     if record.decode_tokens:
         step = record.decode_seconds / record.decode_tokens
     else:
         step = record.phases.first_token if record.phases else 0.0
+    # What a server was asked to decode is not the study's number of tokens.
+    ended = record.phases is not None and 0 < record.decode_tokens < answer_tokens - 1
     return DenseTrial(
         started_at=record.started_at,
         cell=record.cell,
@@ -91,6 +100,7 @@ def dense_trial(record: TrialRecord) -> DenseTrial:
         tokens=record.prompt.tokens,
         seconds=record.seconds,
         step=step,
+        said=record.decode_tokens if ended else CUT_OFF,
     )
 
 
@@ -101,6 +111,15 @@ class DenseTimes:
     total: float
     step: float
     """One pass of one token after the whole prompt; not known of a server, and then 0."""
+    said: tuple[int, ...] = ()
+    """Of each trial, as in `DenseTrial`."""
+
+    def further_passes(self, rule: Selection) -> float:
+        """Mean number of the look-ahead's passes after the prompt."""
+        most = rule.passes - 1
+        if not rule.stop_at_end or not self.said:
+            return most
+        return mean(most if said == CUT_OFF else min(most, said) for said in self.said)
 
 
 def dense_times(dense: Iterable[DenseTrial]) -> dict[str, dict[int, DenseTimes]]:
@@ -113,6 +132,7 @@ def dense_times(dense: Iterable[DenseTrial]) -> dict[str, dict[int, DenseTimes]]
         times.setdefault(target, {})[length] = DenseTimes(
             total=median(trial.seconds for trial in trials),
             step=median(trial.step for trial in trials),
+            said=tuple(trial.said for trial in trials),
         )
     return times
 
@@ -131,7 +151,7 @@ def predicted_speedup(
         draft = times.get(pair.draft, {}).get(cell.length)
         if draft is None:
             return None
-        spent += draft.total + (cell.treated.selection.passes - 1) * draft.step
+        spent += draft.total + draft.further_passes(cell.treated.selection) * draft.step
     return target[cell.length].total / spent
 
 
