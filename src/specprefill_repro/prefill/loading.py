@@ -4,6 +4,9 @@ import importlib
 import importlib.util
 import sys
 import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -41,39 +44,68 @@ def load_model(folder: Path) -> tuple[nn.Module, dict[str, Any]]:
     return model, config
 
 
+@cache
 def _mlx_lm_utils() -> Any:
     """The module mlx_lm.utils.
 
     `import mlx_lm` imports transformers and huggingface_hub, for tokenizers and downloads that are not used here. So
-    the package object is put into sys.modules without running its __init__, and empty modules stand in for those two
-    while mlx_lm.utils is imported. Where that fails (another version of mlx_lm), the ordinary import is the fallback.
+    mlx_lm.utils is imported below a package whose __init__ has not run, with empty modules in place of those two. That
+    copy stays in here: whoever asks for more of mlx_lm later in this process gets all of it, with the same model
+    classes. Where this fails (another version of mlx_lm), the ordinary import is the fallback.
     """
     if "mlx_lm" in sys.modules:
         return importlib.import_module("mlx_lm.utils")
     spec = importlib.util.find_spec("mlx_lm")
     if spec is None:
         raise ImportError("mlx_lm is not installed")
-    package = types.ModuleType("mlx_lm")
-    package.__path__ = list(spec.submodule_search_locations or [])
-    package.__spec__ = spec
+    package = importlib.util.module_from_spec(spec)
     stand_ins = {
         "mlx_lm": package,
         "mlx_lm.tokenizer_utils": _module("mlx_lm.tokenizer_utils", TokenizerWrapper=object, load=None),
         "huggingface_hub": _module("huggingface_hub", snapshot_download=None),
     }
-    before = {name: sys.modules[name] for name in stand_ins if name in sys.modules}
-    sys.modules.update(stand_ins)
     try:
-        return importlib.import_module("mlx_lm.utils")
+        with _replaced(stand_ins):
+            utils = importlib.import_module("mlx_lm.utils")
     except ImportError:
-        for name in [name for name in sys.modules if name.partition(".")[0] == "mlx_lm"]:
+        for name in [name for name in sys.modules if name.startswith("mlx_lm.")]:
             del sys.modules[name]
-        del sys.modules["huggingface_hub"]
-        sys.modules.update(before)
         return importlib.import_module("mlx_lm.utils")
+    del sys.modules["mlx_lm.utils"], package.utils
+    package.__class__ = _NotYetRun
+    sys.modules["mlx_lm"] = package
+    return utils
+
+
+class _NotYetRun(types.ModuleType):
+    """The package mlx_lm before its __init__: that runs once somebody asks the package for anything but `models`."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        assert self.__spec__ is not None and self.__spec__.loader is not None
+        self.__class__ = types.ModuleType  # type: ignore[assignment]
+        loaded = {module: module.removeprefix("mlx_lm.") for module in sys.modules if module.startswith("mlx_lm.")}
+        vars(self).update({own: sys.modules[module] for module, own in loaded.items() if "." not in own})
+        self.__spec__.loader.exec_module(self)
+        return getattr(self, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # Modules that are imported meanwhile wait: __init__ gives some of their names to functions.
+        if name == "models" or not isinstance(value, types.ModuleType):
+            super().__setattr__(name, value)
+
+
+@contextmanager
+def _replaced(modules: dict[str, types.ModuleType]) -> Iterator[None]:
+    """Within this, an import finds these modules; afterwards what was there before."""
+    before = {name: sys.modules[name] for name in modules if name in sys.modules}
+    sys.modules.update(modules)
+    try:
+        yield
     finally:
-        if sys.modules.get("huggingface_hub") is stand_ins["huggingface_hub"]:
-            del sys.modules["huggingface_hub"]
+        for name in modules:
+            del sys.modules[name]
         sys.modules.update(before)
 
 
