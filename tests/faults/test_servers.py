@@ -1,6 +1,8 @@
 """Servers that behave badly: every wait is bounded, the reason is named, and nothing is left running."""
 
+import dataclasses
 import gzip
+import json
 import os
 import signal
 import socket
@@ -14,8 +16,8 @@ import pytest
 
 from specprefill_repro.engines import server_trial
 from specprefill_repro.engines.chat import ask
-from specprefill_repro.engines.keeper import MARK
-from specprefill_repro.engines.server import HOST, Limits, free_port, running_server, server_environment
+from specprefill_repro.engines.keeper import MARK, Order
+from specprefill_repro.engines.server import HOST, Limits, Server, free_port, running_server, server_environment
 from specprefill_repro.engines.server_log import cleaned, keep_log
 from specprefill_repro.errors import Exit, ReproError
 from vllm_mlx_stand_in import PROMPT, installed, make_job, measured, stand_in, write_model
@@ -191,6 +193,65 @@ def test_marks_cut_the_log_exactly(tmp_path):
         assert server.log(0, 4) == "one\n" and server.log(4) == "half"
         end = server.stop()
     assert (end.asked, end.stubborn, end.left) == (True, False, 0) and end.peak_bytes > 1_000_000
+
+
+SLOW_TO_END = """
+import signal, time
+def end(*_):
+    time.sleep(1.5)
+    raise SystemExit(0)
+signal.signal(signal.SIGTERM, end)
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_server_that_takes_its_time_to_end_is_waited_for(tmp_path):
+    """Its memory is known only then; real ones take seconds."""
+    command = [sys.executable, "-c", SLOW_TO_END]
+    with running_server(command, server_environment(tmp_path), tmp_path, 1, SHORT) as server:
+        until_printed(server, "ready")
+        end = server.stop()
+    assert (end.status, end.asked, end.stubborn) == (0, True, False) and end.peak_bytes > 1_000_000
+
+
+STUBBORN = "import signal, time; signal.signal(15, signal.SIG_IGN); print('x' * 2000, flush=True); time.sleep(600)"
+
+
+def test_a_keeper_whose_parent_is_gone_does_not_spin_while_a_stubborn_server_ends(tmp_path):
+    seconds = 3.0
+    order = Order(
+        command=(sys.executable, "-c", STUBBORN),
+        environment=server_environment(tmp_path),
+        folder=str(tmp_path),
+        log=str(tmp_path / "log"),
+        log_bytes=1000,
+        stop_seconds=seconds,
+    )
+    keeper = subprocess.Popen(
+        [sys.executable, "-m", "specprefill_repro.engines.keeper"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert keeper.stdin is not None and keeper.stdout is not None
+    keeper.stdin.write(json.dumps(dataclasses.asdict(order)).encode() + b"\n")
+    keeper.stdin.flush()
+    assert b"started" in keeper.stdout.readline()
+    deadline = time.monotonic() + 20
+    while (tmp_path / "log").stat().st_size < 1000 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(0.2)  # The server has printed too much, and is being ended.
+    before = psutil.Process(keeper.pid).cpu_times()
+    keeper.stdin.close()
+    end = json.loads(keeper.stdout.readline())
+    keeper.stdout.close()
+    assert end["stubborn"] and end["too_much"]
+    _, _, used = os.wait4(keeper.pid, 0)
+    assert used.ru_utime + used.ru_stime - before.user - before.system < seconds / 6
+
+
+def until_printed(server: Server, text: str) -> None:
+    deadline = time.monotonic() + 20
+    while text not in server.log(0, server.mark()) and time.monotonic() < deadline:
+        time.sleep(0.05)
 
 
 def test_a_server_gets_no_home_no_network_and_nothing_else_of_ours(tmp_path, monkeypatch):

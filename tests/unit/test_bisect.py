@@ -85,6 +85,13 @@ def test_two_commits_that_do_not_differ_are_refused_with_what_they_gave(tmp_path
         walk(tmp_path, ["dense", "dense", "dense"], 0, 2)
 
 
+def test_a_git_that_does_not_end_is_named(tmp_path, monkeypatch):
+    repository(tmp_path / "source", ["sparse", "dense"])
+    monkeypatch.setattr("specprefill_repro.bisect.walk.GIT_SECONDS", 1e-6)
+    with pytest.raises(ReproError, match="git rev-parse took more than"):
+        bisect(tmp_path / "source", "HEAD~1", "HEAD", trial)
+
+
 def test_an_unknown_commit_no_repository_and_two_branches_are_refused(tmp_path):
     commits = repository(tmp_path / "repo", ["sparse", "dense"])
     with pytest.raises(ReproError, match="has no commit 'nowhere'"):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from specprefill_repro.engines.chat import ChatAnswer, _numbers
-from specprefill_repro.engines.omlx import Omlx
+from specprefill_repro.engines.omlx import Omlx, find_source, packages
 from specprefill_repro.engines.omlx_log import read_loading, read_request
 from specprefill_repro.engines.server_evidence import LogClaims, outcome
 from specprefill_repro.project import Project
@@ -45,10 +45,11 @@ def recorded(version: str) -> dict[str, Any]:
 
 @pytest.fixture
 def judge(real_project: Project, tmp_path: Path):
+    """What a way of asking came to; `times`: as if the log had its lines so often."""
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     engine = Omlx(real_project, OmlxEngine(kind="omlx", threshold=THRESHOLD))
 
-    def run(version: str, way: str) -> tuple[str, LogClaims]:
+    def run(version: str, way: str, times: int = 1) -> tuple[str, LogClaims]:
         found = recorded(version)
         asked = found["ways"][way]
         started = "\n".join(asked.get("started") or found["started"])
@@ -66,7 +67,7 @@ def judge(real_project: Project, tmp_path: Path):
             seed="1/cell/prompt",
             logits_file="",
         )
-        claims = engine.read_log(job, started, "\n".join(asked["log"]))
+        claims = engine.read_log(job, started, "\n".join(asked["log"] * times))
         answer = ChatAnswer(1.0, 1.0, "x", "x", "stop", dict(_numbers(asked["usage"] or {})))
         cached = engine.cached_tokens(answer)
         return outcome(arm, tokens, THRESHOLD, claims, cached, engine.kept_bounds(job)), claims
@@ -80,6 +81,30 @@ def test_each_way_of_asking_comes_out_as_what_it_was(judge, version, way):
     said, _ = judge(version, way)
     assert said.startswith(WAYS[way])
     assert recorded(version)["ways"][way]["status"] == 200
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_request_that_was_scored_twice_is_no_proof(judge, version):
+    said, _ = judge(version, "streaming chat", times=2)
+    assert said == "fallback: the log has 2 lines of SpecPrefill for one request"
+
+
+@pytest.mark.parametrize("changed", ["omlx", "mlx"])
+def test_a_command_that_pip_brought_up_to_date_is_another_engine_though_it_is_the_same_file(tmp_path, changed):
+    """Its numbers must not be taken for those of the version before."""
+    python, command = tmp_path / "python", tmp_path / "omlx"
+    command.write_text(f"#!{python}\n")
+    command.chmod(0o755)
+    found = []
+    for version in ("0.3.5", "0.3.9"):
+        versions = json.dumps({"omlx": "0.3.5", "mlx": "0.30.0", changed: version})
+        python.write_text(f"#!/bin/sh\necho '{versions}'\n")
+        python.chmod(0o755)
+        packages.cache_clear()
+        found.append(find_source(OmlxEngine(kind="omlx", command=str(command))))
+    packages.cache_clear()
+    assert found[0].identity != found[1].identity
+    assert (found[1].version == "0.3.9") == (changed == "omlx")
 
 
 def test_only_the_newer_version_scores_a_qwen3_draft(judge):

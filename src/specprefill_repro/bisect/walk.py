@@ -187,3 +187,10 @@ def _run(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
         raise ReproError(
             "git was not found.", "It is not installed, or not on the PATH.", "Install git.", Exit.ENVIRONMENT
         ) from error
+    except subprocess.TimeoutExpired as error:
+        raise ReproError(
+            f"git {arguments[0]} took more than {GIT_SECONDS} seconds.",
+            "The disk or the network folder that holds the repository is very slow, or git waits for something.",
+            f"Try it by hand: git -C '{folder}' {arguments[0]}",
+            Exit.ENVIRONMENT,
+        ) from error

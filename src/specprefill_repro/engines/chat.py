@@ -5,14 +5,13 @@ Plain sockets by http.client: no proxy, no retry, no pool, nothing between the c
 
 import http.client
 import json
-import socket
-import threading
+import math
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from specprefill_repro.engines.server import HOST
+from specprefill_repro.engines.server import connection
 from specprefill_repro.errors import Exit, ReproError
 
 MAX_EVENT_BYTES = 1_000_000
@@ -74,47 +73,23 @@ def ask(
     Raises:
         ReproError: the server hangs, hangs up, refuses, or sends something else than such a stream.
     """
-    connection = http.client.HTTPConnection(HOST, port, timeout=limit_seconds + 5)
-    expired = threading.Event()
-
-    def expire() -> None:
-        expired.set()
-        if connection.sock is not None:
-            try:
-                connection.sock.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                return
-
-    # Ends a wait in any read; whoever sends a byte now and then can't draw it out.
-    clock = threading.Timer(limit_seconds, expire)
-    clock.daemon = True
     seen = _Seen()
+    content = json.dumps(body).encode()
     try:
-        connection.connect()
-        clock.start()
-        content = json.dumps(body).encode()
-        start = time.perf_counter()
-        connection.request("POST", path, content, {"Content-Type": "application/json", **(headers or {})})
-        response = connection.getresponse()
-        if response.status != http.client.OK:
-            raise _refused(response)
-        for data in _events(response):
-            _take(data, str(body["model"]), seen)
-            if seen.done:
-                break
-    except ReproError:
-        if expired.is_set():
-            raise _hangs(limit_seconds, seen) from None
-        raise
+        with connection(port, limit_seconds) as wire:
+            start = time.perf_counter()
+            wire.request("POST", path, content, {"Content-Type": "application/json", **(headers or {})})
+            response = wire.getresponse()
+            if response.status != http.client.OK:
+                raise _refused(response)
+            for data in _events(response):
+                _take(data, str(body["model"]), seen)
+                if seen.done:
+                    break
+    except TimeoutError as error:
+        raise _hangs(limit_seconds, seen) from error
     except (OSError, http.client.HTTPException) as error:
-        if expired.is_set():
-            raise _hangs(limit_seconds, seen) from error
         raise _broken(f"the connection broke ({type(error).__name__}: {error})", seen) from error
-    finally:
-        clock.cancel()
-        connection.close()
-    if expired.is_set():
-        raise _hangs(limit_seconds, seen)
     if not seen.done:
         raise _broken("the stream ended before its end mark", seen)
     if seen.first is None:
@@ -164,7 +139,7 @@ def _take(data: str, model: str, seen: _Seen) -> None:
         return
     try:
         event = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _bad(f"an event is not JSON: {data[:100]!r}") from error
     if not isinstance(event, dict):
         raise _bad(f"an event is not an object: {data[:100]!r}")
@@ -172,8 +147,11 @@ def _take(data: str, model: str, seen: _Seen) -> None:
         raise _bad(f"the server reports an error: {str(event['error'])[:300]}")
     if event.get("model") not in (None, model):
         raise _bad(f"it comes from the model {str(event['model'])[:100]!r}, not from {model!r}")
-    for choice in event.get("choices") or ():
-        delta = choice.get("delta") or choice
+    choices = event.get("choices") or []
+    if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
+        raise _bad(f"an event has no list of choices: {data[:100]!r}")
+    for choice in choices:
+        delta = choice["delta"] if isinstance(choice.get("delta"), dict) and choice["delta"] else choice
         text = next((delta[key] for key in TEXT_KEYS if isinstance(delta.get(key), str) and delta[key]), "")
         if text:
             seen.first = now if seen.first is None else seen.first
@@ -189,7 +167,7 @@ def _numbers(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
     for name, value in values.items():
         if isinstance(value, dict):
             yield from _numbers(value, f"{prefix}{name}.")
-        elif isinstance(value, int | float) and not isinstance(value, bool):
+        elif isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf:
             yield f"{prefix}{name}", value
 
 

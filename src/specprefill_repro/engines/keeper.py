@@ -105,22 +105,26 @@ class Keeper:
 
     def keep(self, commands: int, told: bytes) -> End:
         """Obey the commands `told` so far and those that come through the descriptor `commands`, until the end."""
-        self.events.register(commands, selectors.EVENT_READ)
-        if told and self.obey(told):
-            return self.stop()
+        if not told or not self.obey(told):
+            self.events.register(commands, selectors.EVENT_READ)
+            self._wait(commands)
+            # A pipe whose other end is closed would wake this again and again while the server ends.
+            self.events.unregister(commands)
+        return self.stop()
+
+    def _wait(self, commands: int) -> None:
+        """Return when it is time to stop."""
         while True:
             for key, _ in self.events.select():
                 if key.fd == self.pipe:
                     self.drain()
                     if self.too_much:
-                        return self.stop()
+                        return
                 elif key.fd == self.signals:
                     if self.server.poll() is not None or signal.SIGTERM in os.read(self.signals, BLOCK):
-                        return self.stop()
-                else:
-                    if self.obey(os.read(commands, BLOCK)):
-                        self.events.unregister(commands)
-                        return self.stop()
+                        return
+                elif self.obey(os.read(commands, BLOCK)):
+                    return
 
     def obey(self, told: bytes) -> bool:
         """Answer each `mark`; true when it is time to stop. A command is shorter than what a pipe keeps together."""

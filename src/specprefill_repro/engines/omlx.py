@@ -21,7 +21,7 @@ from specprefill_repro.engines.chat import ChatAnswer
 from specprefill_repro.engines.history import Effect, load_history, read_config
 from specprefill_repro.engines.known_faults import faults_fingerprint, refuse_other_tokenizer
 from specprefill_repro.engines.omlx_log import Loading, Request, read_loading, read_request
-from specprefill_repro.engines.server import HOST, Limits, Server
+from specprefill_repro.engines.server import HOST, Limits, Server, connection
 from specprefill_repro.engines.server_evidence import LogClaims, Scored, kept_bounds
 from specprefill_repro.engines.server_trial import Start, measure_on_server, new_secret
 from specprefill_repro.errors import Exit, ReproError
@@ -33,7 +33,7 @@ from specprefill_repro.study.plan import ArmKind
 from specprefill_repro.trials.job import Job, Measurement
 
 KIND = "omlx"
-PACKAGES = ("mlx", "mlx-lm", "mlx-vlm", "mlx-metal", "mlx-cpu", "transformers", "tokenizers")
+PACKAGES = (KIND, "mlx", "mlx-lm", "mlx-vlm", "mlx-metal", "mlx-cpu", "transformers", "tokenizers")
 UNKNOWN = "unknown"
 LONGEST = 2_000_000
 """Tokens of context; its own default refuses longer prompts than 32,768."""
@@ -121,9 +121,10 @@ class Omlx:
             headers={"Authorization": f"Bearer {key}"},
             private={key: "[key]", model: "target", **source.private},
             facts={
+                **(packages(source.interpreter) if source.interpreter else {}),
+                # Of a checkout its own, whatever else that Python has installed.
                 KIND: source.version,
                 **commit,
-                **(packages(source.interpreter) if source.interpreter else {}),
                 "blas": blas,
                 "server options": "serve --no-cache; model settings " + json.dumps(shown, sort_keys=True),
             },
@@ -160,7 +161,8 @@ class Omlx:
             raise _did_not_load(f"it answered {status}: {said}")
         status, said, _ = _call(port, "/v1/models/status", None, headers)
         models = _object(said).get("models") if status == http.client.OK else None
-        entry = next((each for each in models or () if each.get("id") == start.model), None)
+        listed = [each for each in models if isinstance(each, dict)] if isinstance(models, list) else []
+        entry = next((each for each in listed if each.get("id") == start.model), None)
         if entry is None or not entry.get("loaded"):
             raise _did_not_load("it says that it loaded the model, and does not list it as loaded")
         status, said, _ = _call(port, "/api/status", None, headers)
@@ -189,7 +191,7 @@ class Omlx:
         )
         return LogClaims(
             armed=loading.draft_loaded,
-            scored=(scored,) if asked.tokens_scored else (),
+            scored=(scored,) * asked.times_scored,
             failures=tuple(failures),
             reasons=(*self._reasons(job, loading, asked, started), *_loaded_inside(request)),
             lines=tuple(line.strip() for line in (started + request).splitlines() if _decides(line)),
@@ -270,13 +272,15 @@ def find_source(given: OmlxEngine) -> Source:
             Exit.ENVIRONMENT,
         )
     files = [Path(word) for word in (path, *words[1:]) if Path(word).is_file()]
-    # A package manager links to another folder when it installs another version.
-    identity = content_id([words[1:], [[str(file.resolve()), sha256_file(file)] for file in files]])
+    interpreter = _interpreter(Path(path))
+    installed = packages(interpreter) if interpreter else {}
+    # A package manager links to another folder when it installs another version; pip leaves the command as it was.
+    identity = content_id([words[1:], [[str(file.resolve()), sha256_file(file)] for file in files], installed])
     return Source(
         command=(path, *words[1:]),
         environment={},
-        interpreter=_interpreter(Path(path)),
-        version=UNKNOWN,
+        interpreter=interpreter,
+        version=installed.get(KIND, UNKNOWN),
         commit=None,
         identity=identity,
         private={str(file.parent): "[omlx]" for file in files if len(file.parts) > 2},
@@ -374,14 +378,15 @@ def _call(
     Raises:
         ReproError: no answer in time.
     """
-    connection = http.client.HTTPConnection(HOST, port, timeout=limit)
+    content = None if body is None else json.dumps(body).encode()
     try:
-        content = None if body is None else json.dumps(body).encode()
-        method = "GET" if body is None else "POST"
-        connection.request(method, path, content, {"Content-Type": "application/json", **headers})
-        answer = connection.getresponse()
-        text = answer.read(MAX_REPLY_BYTES).decode(errors="replace")
-        return answer.status, text, answer.headers.get("Set-Cookie") or ""
+        with connection(port, limit) as wire:
+            wire.request(
+                "GET" if body is None else "POST", path, content, {"Content-Type": "application/json", **headers}
+            )
+            answer = wire.getresponse()
+            text = answer.read(MAX_REPLY_BYTES).decode(errors="replace")
+            return answer.status, text, answer.headers.get("Set-Cookie") or ""
     except (OSError, http.client.HTTPException) as error:
         raise ReproError(
             f"The server did not answer {path}: {type(error).__name__} {error}",
@@ -389,14 +394,12 @@ def _call(
             "Its log stands above. Run the same command again: finished blocks are kept.",
             Exit.TRIAL,
         ) from error
-    finally:
-        connection.close()
 
 
 def _object(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
 

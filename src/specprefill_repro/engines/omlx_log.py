@@ -35,8 +35,10 @@ class Loading:
 class Request:
     """What the log says about one request."""
 
+    times_scored: int
+    """Lines that say so; more than one is more than one request, or one that was read twice."""
     tokens_scored: int
-    """0 without a line that says so."""
+    """0 without such a line."""
     tokens_selected: int
     """What the selection kept of the scored tokens."""
     tokens_read: int | None
@@ -72,6 +74,7 @@ def read_request(lines: Iterable[str]) -> Request:
     failure = _last(_FAILED, text)
     selected = int(scored["selected"]) if scored else 0
     return Request(
+        times_scored=len(_SCORED.findall(text)),
         tokens_scored=int(scored["scored"]) if scored else 0,
         tokens_selected=selected,
         tokens_read=int(sparse["kept"]) + 1 + int(sparse["system"]) if sparse else None,

@@ -10,6 +10,7 @@ import select
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -46,9 +47,45 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+@contextmanager
+def connection(port: int, seconds: float) -> Iterator[http.client.HTTPConnection]:
+    """A connection to a server on this machine that is cut after so many seconds, however many bytes still come.
+
+    Raises:
+        TimeoutError: it was cut before this context was left.
+        OSError: nobody listens.
+    """
+    made = http.client.HTTPConnection(HOST, port, timeout=seconds)
+    made.connect()
+    wire, cut = made.sock, threading.Event()
+
+    def expire() -> None:
+        cut.set()
+        try:
+            wire.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            return
+
+    # A time-out of the socket starts anew with every byte.
+    clock = threading.Timer(seconds, expire)
+    clock.daemon = True
+    clock.start()
+    try:
+        yield made
+    except Exception as error:
+        if cut.is_set():
+            raise TimeoutError(f"no whole answer within {seconds:g} seconds") from error
+        raise
+    finally:
+        clock.cancel()
+        made.close()
+    if cut.is_set():
+        raise TimeoutError(f"no whole answer within {seconds:g} seconds")
+
+
 def server_environment(home: Path) -> dict[str, str]:
     """What a server gets of our environment: no home of the user's, no network, nothing that steers a library."""
-    passed = ("PATH", "TMPDIR", "LANG", "LC_ALL", "MLX_DEVICE")
+    passed = ("PATH", "TMPDIR", "LANG", "LC_ALL")
     return {
         **{name: os.environ[name] for name in passed if name in os.environ},
         "HOME": str(home),
@@ -86,13 +123,10 @@ class Server:
             if self._listen(BETWEEN_ATTEMPTS):
                 raise self.died("before it was ready")
             try:
-                connection = http.client.HTTPConnection(HOST, self.port, timeout=ATTEMPT_SECONDS)
-                try:
-                    connection.request("GET", path)
-                    if connection.getresponse().status == http.client.OK:
+                with connection(self.port, ATTEMPT_SECONDS) as asked:
+                    asked.request("GET", path)
+                    if asked.getresponse().status == http.client.OK:
                         return
-                finally:
-                    connection.close()
             except (OSError, http.client.HTTPException):
                 continue
         raise ReproError(
@@ -133,7 +167,7 @@ class Server:
         if self.end is None:
             self._tell(b"stop\n")
             patience = time.monotonic() + self._limits.stop + 60.0
-            while self.end is None and time.monotonic() < patience and self._event(1.0) is not None:
+            while self.end is None and self._event(patience - time.monotonic()) is not None:
                 pass
         if self.end is None:
             # It was killed itself; on Linux the server has ended with it.
