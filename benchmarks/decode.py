@@ -29,7 +29,7 @@ import mlx.core as mx  # noqa: E402
 from mlx.utils import tree_flatten, tree_map  # noqa: E402
 
 from specprefill_repro.estimates.statistics import interval, log_ratio, summary  # noqa: E402
-from specprefill_repro.prefill import dense, random_selection  # noqa: E402
+from specprefill_repro.prefill import control, dense  # noqa: E402
 from specprefill_repro.prefill.arms import Models, Prefilled, Request  # noqa: E402
 from specprefill_repro.prefill.loading import _mlx_lm_utils, load_model  # noqa: E402
 from specprefill_repro.study.plan import Arm, ArmKind  # noqa: E402
@@ -76,7 +76,7 @@ def measure(model: Any) -> None:
     sparse = Arm(kind=ArmKind.RANDOM, keep=0.2, selection=Selection())
     with ExitStack() as stack:
         arms: dict[str, Prefilled] = {
-            "sparse": stack.enter_context(random_selection.prefill(models, Request(ids, sparse, 512, "decode")))
+            "sparse": stack.enter_context(control.prefill(models, Request(ids, sparse, 512, "decode")))
         }
         short = ids[: len(arms["sparse"].kept)]
         for name, tokens in (("dense", ids), ("dense, short", short)):

@@ -1,5 +1,7 @@
 """Rotating each token by its own position, with the model's own rotary embedding."""
 
+import math
+
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
@@ -118,6 +120,13 @@ def test_a_device_that_reads_only_the_first_offset_is_refused(tiny, monkeypatch)
         lambda self, x, offset=0: original(self, x, offset[0] if isinstance(offset, mx.array) else offset),
     )
     with pytest.raises(ReproError, match="rotates a vector of positions wrongly"):
+        check_vector_offsets(tiny)
+
+
+def test_a_device_that_computes_no_number_is_refused(tiny, monkeypatch):
+    original = nn.RoPE.__call__
+    monkeypatch.setattr(nn.RoPE, "__call__", lambda self, x, offset=0: original(self, x, offset) * math.nan)
+    with pytest.raises(ReproError, match=r"rotates a vector of positions wrongly \(difference nan\)"):
         check_vector_offsets(tiny)
 
 

@@ -83,6 +83,7 @@ def test_budget_is_not_raised_by_the_last_bit_of_a_product():
     # 10 * 0.3 is 3.0000000000000004 in some orders of arithmetic; ceil must not make 4 of it.
     assert [budget(10, keep) for keep in (0.1, 0.2, 0.3, 0.7, 1.0)] == [1, 2, 3, 7, 10]
     assert budget(9, 0.2) == 2
+    assert (budget(9, 1e-12), budget(0, 0.2)) == (1, 0)
 
 
 def test_random_selection_repeats_with_its_seed_and_changes_with_it():

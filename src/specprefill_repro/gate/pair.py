@@ -13,7 +13,7 @@ from mlx.utils import tree_flatten
 
 from specprefill_repro.gate.layers import LayerCall, layer_calls
 from specprefill_repro.models.schema import Manifest
-from specprefill_repro.prefill import dense, random_selection, speculative
+from specprefill_repro.prefill import control, dense, speculative
 from specprefill_repro.prefill.architectures import end_tokens, structure
 from specprefill_repro.prefill.arms import Models, Prefilled, Request
 from specprefill_repro.prefill.chunked import cached_tokens, key_caches
@@ -167,7 +167,7 @@ def prefill(pair: Loaded, asked: Request) -> Run:
     arms = {
         ArmKind.DENSE: dense.prefill,
         ArmKind.SPECULATIVE: speculative.prefill,
-        ArmKind.RANDOM: random_selection.prefill,
+        ArmKind.RANDOM: control.prefill,
     }
     if asked.arm.kind is not ArmKind.DENSE:
         run(pair, "dense")  # What the model computes before anything was done to it.

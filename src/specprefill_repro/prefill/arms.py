@@ -1,4 +1,4 @@
-"""What every arm gets, and what it gives back. Arms: dense, speculative, and the *_selection controls."""
+"""What every arm gets, and what it gives back. Arms: dense, speculative, and the controls."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -46,7 +46,7 @@ class Prefilled:
     decode: Callable[[int], mx.array]
     """Reads one generated token and gives the logits of the next; call it with each token in turn."""
     draft_cache_tokens_before: int = 0
-    """The same of the draft; 0 for arms that read none."""
+    """Entries that the draft's held; 0 for arms that read none."""
     tokens_scored: int = 0
     look_ahead_tokens: list[int] = field(default_factory=list)
     selection_seed: str | None = None

@@ -36,7 +36,7 @@ def use_fast_blas(threads: int = 1) -> str:
         describe.restype = ctypes.c_char_p
         config = " ".join(describe().decode().split())
     except (OSError, AttributeError, ImportError, subprocess.SubprocessError) as error:
-        return f"{STOCK}; OpenBLAS not used: {type(error).__name__}: {error}"
+        return _not_used(error)
     return f"{config} threads={os.environ['OPENBLAS_NUM_THREADS']}"
 
 
@@ -54,10 +54,15 @@ def preloaded_blas(folder: Path) -> tuple[dict[str, str], str]:
         describe.restype = ctypes.c_char_p
         config = " ".join(describe().decode().split())
     except (OSError, AttributeError, ImportError, subprocess.SubprocessError) as error:
-        return {}, f"{STOCK}; OpenBLAS not used: {type(error).__name__}: {error}"
+        return {}, _not_used(error)
     link = folder / "libblas.so"
     link.symlink_to(library)
     return {"LD_PRELOAD": str(link), "OPENBLAS_NUM_THREADS": "1"}, f"{config} threads=1"
+
+
+def _not_used(error: Exception) -> str:
+    """The reason as a record may have it: without the folders of this machine, which messages are full of."""
+    return f"{STOCK}; OpenBLAS not used: {type(error).__name__}"
 
 
 def renamed_openblas() -> Path:

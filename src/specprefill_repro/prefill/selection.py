@@ -85,8 +85,8 @@ def with_window_tail(kept: Sequence[int], tokens: int, window: int | None, rule:
 
 
 def budget(chunks: int, keep: float) -> int:
-    """Chunks to keep: ceil(chunks * keep), unharmed by the last bit of a float product."""
-    return min(chunks, math.ceil(chunks * keep - 1e-9))
+    """Chunks to keep: ceil(chunks * keep), unharmed by the last bit of a float product; one at least, of any."""
+    return min(chunks, max(1, math.ceil(chunks * keep - 1e-9)))
 
 
 def _chunks(start: int, stop: int, size: int) -> tuple[range, ...]:

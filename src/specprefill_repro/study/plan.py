@@ -14,7 +14,7 @@ LONGEST_SLUG = 60
 
 
 class ArmKind(StrEnum):
-    """A way of prefilling; each is a module of `specprefill_repro.prefill`."""
+    """A way of prefilling; `specprefill_repro.trials.worker` names the module of each."""
 
     DENSE = "dense"
     SPECULATIVE = "speculative"

@@ -69,7 +69,7 @@ def run_worker(job: Job, lease: int | None = None) -> Measurement:
 
 def worker_environment() -> dict[str, str]:
     """The environment of a worker: what Python and the system need, nothing that steers a library differently."""
-    passed = ("PATH", "HOME", "TMPDIR", "LANG", "LC_ALL", "SPECPREFILL_RUN_PROCESS", "PYTHONPATH", "MLX_DEVICE")
+    passed = ("PATH", "HOME", "TMPDIR", "LANG", "LC_ALL", "SPECPREFILL_RUN_PROCESS", "PYTHONPATH")
     return {
         **{name: os.environ[name] for name in passed if name in os.environ},
         "PYTHONHASHSEED": "0",

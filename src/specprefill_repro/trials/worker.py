@@ -27,9 +27,9 @@ from specprefill_repro.trials.schema import Phases
 ARM_MODULES = {
     ArmKind.DENSE: "specprefill_repro.prefill.dense",
     ArmKind.SPECULATIVE: "specprefill_repro.prefill.speculative",
-    ArmKind.RANDOM: "specprefill_repro.prefill.random_selection",
-    ArmKind.HEAD_TAIL: "specprefill_repro.prefill.head_tail_selection",
-    ArmKind.UNIFORM: "specprefill_repro.prefill.uniform_selection",
+    ArmKind.RANDOM: "specprefill_repro.prefill.control",
+    ArmKind.HEAD_TAIL: "specprefill_repro.prefill.control",
+    ArmKind.UNIFORM: "specprefill_repro.prefill.control",
 }
 CONTINUATION = "specprefill_repro.prefill.continuation"
 
