@@ -289,7 +289,7 @@ def _on_server(record: TrialRecord, study: Study, world: World, engine: str) -> 
         completion_tokens=2,
         finish_reason="length",
         first_text=record.answer_text[:3],
-        lines=(),
+        lines=("SpecPrefill: scored and sparse",) if record.outcome == "sparse" else (),
         server_seconds={},
         log_sha256=content_id([record.cell, record.block, record.position]),
     )

@@ -15,6 +15,7 @@ from specprefill_repro.estimates.build import build_estimates
 from specprefill_repro.estimates.prediction import PrefillCost, baseline_problem, fit_cost
 from specprefill_repro.estimates.schema import CellEstimate, Estimates
 from specprefill_repro.files import content_id
+from specprefill_repro.study.schema import Treatment
 from synthetic_records import FAULTS, Fault, SyntheticStudy, World, demo_study, synthetic_study_records
 
 STUDY = demo_study()
@@ -92,6 +93,18 @@ def test_two_records_for_one_trial_are_refused() -> None:
     made = synthetic_study_records(STUDY, 1)
     with pytest.raises(ReproError, match="two records for one trial"):
         build_estimates(STUDY, [*made.records, made.records[0]], made.receipts, made.gates, made.log_probabilities)
+
+
+@pytest.mark.parametrize("model", ["target", "draft"])
+def test_no_pair_counts_whose_weights_the_gate_never_saw(model: str) -> None:
+    made = synthetic_study_records(STUDY, 1, World())
+    others = {f"{model}_weights_sha256": content_id("other weights")}
+    gates = {name: gate.model_copy(update=others) for name, gate in made.gates.items()}
+    found = build_estimates(STUDY, made.records, made.receipts, gates, made.log_probabilities)
+    for cell in found.cells:
+        counts = model == "draft" and cell.treatment is not Treatment.SPECULATIVE  # Nobody reads the draft there.
+        assert bool(cell.pairs) == counts
+        assert counts or f"the gate checked other weights of the {model}" in str(cell.problems)
 
 
 def test_no_trial_counts_when_the_gate_failed_or_never_ran() -> None:

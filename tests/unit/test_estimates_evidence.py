@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from specprefill_repro.estimates.evidence import evidence_problems, pair_problems
 from specprefill_repro.files import content_id
 from specprefill_repro.gate.pitfalls import PITFALLS
+from specprefill_repro.study.engines import VllmMlxEngine
+from specprefill_repro.study.schema import NeedleKind, Prompts
 from specprefill_repro.trials.schema import TrialRecord
 from synthetic_records import Fault, World, demo_study, synthetic_study_records
 
@@ -78,6 +80,29 @@ SEEN_IN_A_TRIAL: dict[int, dict[str, Any]] = {
     22: {"cache_tokens_after": 3},
     31: {"cache_tokens_before": 64},
 }
+
+
+@pytest.mark.parametrize(
+    "evidence, words",
+    [
+        ({"lines": ()}, "no line of the server's log"),
+        ({"keep_logged": 0.3}, "keep rate was 0.3, 0.2 was asked for"),
+        ({"tokens_scored": 100}, "the draft read 100 of 512"),
+        ({"prompt_tokens": 513}, "counted 513 prompt tokens"),
+        ({"cached_tokens": 8}, "8 prompt tokens came from a cache"),
+        ({"draft_cached_tokens": 8}, "8 prompt tokens came from a cache"),
+    ],
+)
+def test_a_server_s_record_that_calls_itself_sparse_is_held_against_what_it_has_of_the_log(evidence, words) -> None:
+    engines = {"paper": VllmMlxEngine(kind="vllm-mlx", version="0.2.9")}
+    cells = (demo_study().comparisons[0].model_copy(update={"engine": "paper"}),)
+    prompts = Prompts(kinds=(NeedleKind.NUMBER,), begin_reply=False)
+    study = demo_study(blocks=1, engines=engines, comparisons=cells, prompts=prompts)
+    records = synthetic_study_records(study, 1, World()).records
+    record = next(r for r in records if r.treated and r.requested.keep == 0.2 and r.prompt.tokens == 512)
+    assert record.outcome == "sparse" and evidence_problems(record) == []
+    changed = record.model_copy(update={"evidence": record.evidence.model_copy(update=evidence)})
+    assert any(words in problem for problem in evidence_problems(changed))
 
 
 def test_every_pitfall_that_is_said_to_be_looked_for_in_every_trial_is() -> None:

@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 import pytest
 
-from specprefill_repro.gate import oracle, scores
+from specprefill_repro.gate import kernel, oracle, scores
 from specprefill_repro.gate.checks import CHECKS, run_checks
 from specprefill_repro.gate.pair import identity, load_pair
 from specprefill_repro.gate.pitfalls import PITFALLS
+from specprefill_repro.gate.schema import GateResult
 from specprefill_repro.models.schema import LocalSource, Manifest
 from specprefill_repro.prefill import chunked, dense, look_ahead, positions, sampling, selection, sparse, speculative
 from specprefill_repro.study.schema import Selection
@@ -271,6 +273,13 @@ def reused_cache_of_the_draft(pair, monkeypatch):
     monkeypatch.setattr(speculative, "new_cache", reused)
 
 
+@fault(1, 31, named_by={"layers-read-kept-tokens", "arms-run-as-named", "keep-1-equals-dense"})
+def dense_in_name_only(pair, monkeypatch):
+    """The arm that all is compared with leaves out the beginning, and says that it read everything."""
+    original = chunked.read_prompt
+    monkeypatch.setattr(dense, "read_prompt", lambda model, ids, *rest: original(model, ids[40:], *rest))
+
+
 @fault(20, named_by={"model-untouched", "model-untouched-after-error"}, alone=False)
 def wrapper_left_behind(pair, monkeypatch):
     installed = positions.PositionedModel._installed
@@ -321,6 +330,31 @@ def test_the_gate_names_the_fault(name, pair, monkeypatch):
     fault = FAULTS[name]
     failed = failures(fault.plant(pair, monkeypatch) or pair)
     assert failed == fault.named_by if fault.alone else failed >= fault.named_by
+
+
+def test_attention_that_is_no_number_is_not_within_rounding():
+    def call(output):
+        return kernel.KernelCall(
+            queries=np.ones((1, 1, 2)), keys=np.ones((1, 3, 2)), values=np.ones((1, 3, 2)), output=output, scale=1.0,
+            sinks=None,
+        )  # fmt: skip
+
+    right, wrong = call(np.ones((1, 1, 2))), call(np.full((1, 1, 2), np.nan))
+    assert kernel.kernel_scores([[right, right]], 3, 1)[1] < 1e-12
+    assert not kernel.kernel_scores([[wrong, right]], 3, 1)[1] < 1e-12
+
+
+def test_a_gate_without_checks_has_proved_nothing():
+    empty = GateResult(
+        pair="p",
+        target="t",
+        draft="d",
+        target_weights_sha256="",
+        draft_weights_sha256="",
+        fingerprint="",
+        checks=(),
+    )
+    assert not empty.passed and empty.failures == "nothing was checked"
 
 
 def test_every_listed_pitfall_has_a_check_and_a_fault_that_it_names():

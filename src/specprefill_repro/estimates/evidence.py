@@ -6,6 +6,7 @@ Every check is decided without looking at how long anything took, except that th
 from collections.abc import Iterator
 from functools import lru_cache
 
+from specprefill_repro.engines.server_evidence import KEEP_TOLERANCE
 from specprefill_repro.files import content_id
 from specprefill_repro.study.plan import ArmKind
 from specprefill_repro.trials.schema import Evidence, ServerEvidence, TrialRecord
@@ -62,8 +63,18 @@ def _server_computation(record: TrialRecord, evidence: ServerEvidence) -> Iterat
         yield f"{wanted} was asked for, the outcome is {record.outcome!r}"
     if record.outcome == "sparse" and evidence.tokens_scored != total:
         yield f"the draft read {evidence.tokens_scored} of {total} prompt tokens"
+    if record.outcome == "sparse":
+        yield from _server_proof(record.requested.keep, evidence)
     if record.outcome == "dense" and evidence.tokens_kept != total:
         yield f"the dense arm read {evidence.tokens_kept} of {total} prompt tokens"
+
+
+def _server_proof(keep: float, evidence: ServerEvidence) -> Iterator[str]:
+    """What the engine has judged by the whole log, held again against what the record itself has of it."""
+    if not evidence.lines:
+        yield "the record holds no line of the server's log that proves it"
+    if evidence.keep_logged is not None and abs(evidence.keep_logged - keep) > KEEP_TOLERANCE:
+        yield f"the server's keep rate was {evidence.keep_logged:g}, {keep:g} was asked for"
 
 
 def _own_computation(record: TrialRecord, evidence: Evidence) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """From records and receipts to the pairs that count, and to the reasons why others do not."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,11 +91,21 @@ def sort_trials(cell: Cell, index: Index, receipts: Sequence[BlockReceipt], gate
             dense_record, treated_record = (hashes[1], hashes[0]) if swap else (hashes[0], hashes[1])
             found = [f"trial {record.position + 1}: {text}" for record in pair for text in evidence_problems(record)]
             found += pair_problems(dense, treated)
+            found += [text for record in (dense, treated) for text in _unchecked_weights(record, gate)]
             if found:
                 problems.append(f"{label}, prompt {dense.prompt.id}: {'; '.join(found)}")
             else:
                 counted.append(Twins(dense, treated, dense_record, treated_record))
     return Sorted(tuple(counted), tuple(problems), tuple(trials))
+
+
+def _unchecked_weights(record: TrialRecord, gate: GateResult | None) -> Iterator[str]:
+    if gate is None:
+        return
+    if record.target_weights_sha256 != gate.target_weights_sha256:
+        yield "the gate checked other weights of the target"
+    if record.draft_weights_sha256 not in (None, gate.draft_weights_sha256):
+        yield "the gate checked other weights of the draft"
 
 
 def pair_estimates(counted: Sequence[Twins], divergence: Divergence) -> tuple[PairEstimate, ...]:

@@ -67,7 +67,7 @@ def kernel_scores(passes: list[list[KernelCall]], prompt_tokens: int, pool: int)
             keys, values = call.keys[repeated], call.values[repeated]
             products = call.queries @ keys.swapaxes(1, 2) * call.scale
             expected = _softmax(products, call.sinks) @ values
-            wrong = max(wrong, float(np.abs(expected - call.output).max() / np.abs(expected).max()))
+            wrong = float(np.maximum(wrong, np.abs(expected - call.output).max() / np.abs(expected).max()))
             if all(len(of[layer].keys[0]) == prompt_tokens + index for index, of in enumerate(passes)):
                 pooled = largest_pooled(_softmax(products[..., :prompt_tokens], call.sinks), pool)
                 best = pooled if best is None else np.maximum(best, pooled)

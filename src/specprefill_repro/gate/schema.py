@@ -27,9 +27,11 @@ class GateResult(Frozen):
 
     @property
     def passed(self) -> bool:
-        return all(check.passed for check in self.checks)
+        return bool(self.checks) and all(check.passed for check in self.checks)
 
     @property
     def failures(self) -> str:
         """The failed checks in one sentence; empty when all passed."""
+        if not self.checks:
+            return "nothing was checked"
         return "; ".join(f"{check.name}: {check.measured}" for check in self.checks if not check.passed)

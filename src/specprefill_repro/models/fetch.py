@@ -6,14 +6,20 @@ whatever kills the process, there is a whole model or none, and the next call go
 
 import fcntl
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from specprefill_repro.errors import ReproError
-from specprefill_repro.files import MAX_CONFIG_BYTES, explain_write_error, read_model, write_json, write_text
+from specprefill_repro.files import (
+    MAX_CONFIG_BYTES,
+    explain_write_error,
+    read_model,
+    sync_folder,
+    write_json,
+    write_text,
+)
 from specprefill_repro.models import derived, gguf, pypi, repository, synthetic
 from specprefill_repro.models.fingerprint import model_fingerprint
 from specprefill_repro.models.hashes import hash_files, require_same
@@ -276,11 +282,7 @@ def _put_in_place(project: Project, manifest: Manifest, made: Path) -> None:
     if folder.exists():
         folder.rename(_old(project, manifest.name))
     made.rename(folder)
-    handle = os.open(folder.parent, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    sync_folder(folder.parent)
     shutil.rmtree(_old(project, manifest.name), ignore_errors=True)
 
 

@@ -18,6 +18,7 @@ from specprefill_repro.files import (
     parse_model,
     read_limited,
     read_model,
+    sync_folder,
     write_bytes,
     write_json,
 )
@@ -86,6 +87,7 @@ class Store:
             file, path = log_file, self.server_log_path(record.evidence.log_sha256)
         path.parent.mkdir(parents=True, exist_ok=True)
         file.replace(path)
+        sync_folder(path.parent)
 
     def check_artifact(self, record: TrialRecord) -> None:
         """Check the file that belongs to a record.
