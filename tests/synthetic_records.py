@@ -40,6 +40,7 @@ FAULTS = (
     "cache",
     "suspend",
     "swap",
+    "heat",
     "positions",
     "float32",
     "phases",
@@ -265,7 +266,12 @@ def _trial(
             logits_sha256=logits_hash,
         ),
         before=before,
-        after=before.model_copy(update={"swap_out_bytes": 4096 if "swap" in faults else 0}),
+        after=before.model_copy(
+            update={
+                "swap_out_bytes": 4096 if "swap" in faults else 0,
+                **({"thermal_pressure": "heavy"} if "heat" in faults else {}),
+            }
+        ),
         suspended_seconds=3.0 if "suspend" in faults else 0.0,
         started_at=f"2026-01-01T{number // 3600 % 24:02d}:{number // 60 % 60:02d}:{number % 60:02d}+00:00",
         environment={"chip": "Synthetic", "memory_gib": "16", "mlx": "0", "mlx-lm": "0"},

@@ -55,7 +55,7 @@ def run(
     if engine is not None:
         give_engine(project, engine)
     if all_that_fit:
-        from specprefill_repro.fitting import run_all_that_fit
+        from specprefill_repro.run import run_all_that_fit
 
         run_all_that_fit(project, scale, typer.echo)
     else:
@@ -64,7 +64,7 @@ def run(
 
 @app.command()
 def plan(study: StudyName = "demo", scale: Scale = "full") -> None:
-    """What a study takes in time, disk and memory, and whether SpecPrefill can help at all here."""
+    """What a study takes in time, download and memory, which claims get a verdict, and whether there can be a gain."""
     from rich.console import Console
 
     from specprefill_repro.forecast import forecast, print_forecast
@@ -75,6 +75,15 @@ def plan(study: StudyName = "demo", scale: Scale = "full") -> None:
     project = find_project()
     loaded = load_study(project, scaled_name(study, scale))
     print_forecast(loaded, forecast(project, loaded, lambda line: typer.echo(line, err=True)), Console())
+
+
+@app.command()
+def doctor() -> None:
+    """Look at this machine: chip, memory, MLX and its kernels, power, heat, swap, disk, load; and what it can run."""
+    from specprefill_repro.doctor import examine
+    from specprefill_repro.project import find_project
+
+    examine(find_project(), typer.echo)
 
 
 @app.command()

@@ -1,9 +1,9 @@
 """What a study will take, and whether SpecPrefill can help at all here: before anything long is run."""
 
-from collections.abc import Callable, Mapping
+import importlib.metadata
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-import psutil
 from rich.console import Console
 from rich.table import Table
 
@@ -12,14 +12,23 @@ from specprefill_repro.estimates import cost_model
 from specprefill_repro.estimates.cost_model import ModelCost, model_cost
 from specprefill_repro.estimates.prediction import DenseTimes
 from specprefill_repro.estimates.stopping import too_few_blocks
-from specprefill_repro.files import read_model, read_yaml_model
-from specprefill_repro.models.schema import Manifest, ModelsLock
+from specprefill_repro.files import read_model
+from specprefill_repro.fitting import ArmMemory, Needs, Room, arm_memory, is_here, needs, room_here
+from specprefill_repro.models.load import load_definition
+from specprefill_repro.models.schema import HubSource, Manifest
 from specprefill_repro.project import Project
+from specprefill_repro.published_times import PublishedTime, published_time
 from specprefill_repro.staleness import models_of
-from specprefill_repro.study.engines import IN_PROCESS
+from specprefill_repro.study.engines import IN_PROCESS, VllmMlxEngine
 from specprefill_repro.study.plan import ArmKind, Cell, plan_cells
+from specprefill_repro.study.scale import SUFFIX, TINY
 from specprefill_repro.study.schema import Study, Treatment
+from specprefill_repro.trials.machine import machine_facts
 from specprefill_repro.trials.probes import LENGTHS, Probe, probe_model
+from specprefill_repro.verdicts.claims import load_claims, study_claims
+from specprefill_repro.verdicts.foreseen import Foreseen, foresee
+from specprefill_repro.verdicts.matching import EngineFacts, Facts, ModelFacts
+from specprefill_repro.verdicts.schema import Claim, ClaimKind
 
 RECORD_BYTES = 8_000
 """Of one record, a receipt's share included."""
@@ -29,11 +38,14 @@ RECORD_BYTES = 8_000
 class CellForecast:
     cell: Cell
     dense_seconds: float | None
-    """Of one trial; None without probes of both models."""
+    """Of one trial; None without probes, and where nothing is published either."""
     treated_seconds: float | None
     speedup: float | None
+    """From probes alone; a published one is what the study is to test."""
     bound: float | None
     break_even: int | None
+    published: tuple[PublishedTime, ...] = ()
+    """What the seconds rest on where they are not from probes of this machine."""
 
 
 @dataclass(frozen=True)
@@ -43,12 +55,17 @@ class Forecast:
     most_trials: int
     least_seconds: float | None
     most_seconds: float | None
-    disk_bytes: int | None
-    """Of models and records; None when a model's size is not known."""
-    memory_bytes: int | None
-    """Of the largest pair, as probes saw it or from the weights."""
+    needs: Needs
+    """Memory, and disk and download of the models that are not here."""
+    record_bytes: int
+    """On disk, of all records."""
+    room: Room
+    memory: Mapping[str, ArmMemory]
+    """By pair."""
     missing: tuple[str, ...]
     """Models that are not on this machine."""
+    foreseen: tuple[Foreseen, ...]
+    """What will become of each claim of the study."""
 
     @property
     def best(self) -> CellForecast | None:
@@ -71,41 +88,76 @@ def forecast(project: Project, study: Study, tell: Callable[[str], None]) -> For
     missing = tuple(name for name in names if name not in manifests)
     probes = {n: probe_model(project, study, manifests[n], engine, tell) for n in names if n in manifests}
     costs = {name: _cost(found) for name, found in probes.items()}
-    forecasts = tuple(_cell(study, cell, costs) for cell in cells)
+    facts, claims = facts_here(project, study), load_claims(project)
+    forecasts = tuple(_cell(study, cell, costs, facts, claims.values()) for cell in cells)
     overhead = max((probe.overhead_seconds for found in probes.values() for probe in found), default=0.0)
     least, most = 4 * sum(cell.blocks for cell in cells), 4 * sum(cell.most_blocks for cell in cells)
+    vocabulary = max((manifest.vocabulary for manifest in manifests.values()), default=150_000)
     return Forecast(
         cells=forecasts,
         least_trials=least,
         most_trials=most,
-        least_seconds=_seconds(forecasts, overhead, lambda cell: cell.blocks),
-        most_seconds=_seconds(forecasts, overhead, lambda cell: cell.most_blocks),
-        disk_bytes=_disk(project, models_of(project, study), manifests, most),
-        memory_bytes=_memory(study, manifests, probes),
+        least_seconds=_seconds(study, forecasts, overhead, lambda cell: cell.blocks),
+        most_seconds=_seconds(study, forecasts, overhead, lambda cell: cell.most_blocks),
+        needs=needs(project, study),
+        record_bytes=most * (RECORD_BYTES + 4 * vocabulary),
+        room=room_here(project),
+        memory={name: arm_memory(project, pair) for name, pair in study.pairs.items()},
         missing=missing,
+        foreseen=tuple(foresee(study, study_claims(study, claims), facts)),
     )
 
 
+def facts_here(project: Project, study: Study) -> Facts:
+    """What is known of this machine, and of the study's engines and models, before anything runs."""
+    machine = machine_facts()
+    return Facts(
+        hardware=machine["chip"],
+        memory_gib=float(machine["memory_gib"]),
+        engines={name: _engine_facts(study, name) for name in {cell.engine for cell in plan_cells(study)}},
+        models={
+            name: _model_facts(project, name) for pair in study.pairs.values() for name in (pair.target, pair.draft)
+        },
+    )
+
+
+def _engine_facts(study: Study, name: str) -> EngineFacts:
+    settings = study.engines.get(name)
+    if isinstance(settings, VllmMlxEngine):
+        return EngineFacts(settings.kind, settings.version)
+    kind = settings.kind if settings else name
+    return EngineFacts(kind, importlib.metadata.version(kind) if kind == IN_PROCESS else None)
+
+
+def _model_facts(project: Project, name: str) -> ModelFacts:
+    definition, manifest = load_definition(project, name), _manifest(project, name)
+    source, published = definition.source, definition.published
+    identity = source.repository if isinstance(source, HubSource) else name
+    if manifest is not None:
+        return ModelFacts(identity, (manifest.quantization or "none").split(",")[0].strip())
+    return ModelFacts(identity, f"{published.bits}-bit" if published and published.bits else None)
+
+
 def _manifest(project: Project, model: str) -> Manifest | None:
-    path = project.model_manifest(model)
-    here = path.exists() and project.model_folder(model).is_dir()
-    return read_model(path, Manifest) if here else None
+    return read_model(project.model_manifest(model), Manifest) if is_here(project, model) else None
 
 
 def _cost(probes: tuple[Probe, ...]) -> ModelCost:
     return model_cost({probe.tokens: DenseTimes(probe.seconds, probe.step_seconds) for probe in probes})
 
 
-def _cell(study: Study, cell: Cell, costs: Mapping[str, ModelCost]) -> CellForecast:
+def _cell(
+    study: Study, cell: Cell, costs: Mapping[str, ModelCost], facts: Facts, claims: Iterable[Claim]
+) -> CellForecast:
     pair = study.pairs[cell.pair]
     target, draft = costs.get(pair.target), costs.get(pair.draft)
-    dense = None if target is None else target.dense(cell.length)
+    drafted = cell.treated.kind is ArmKind.SPECULATIVE
+    if target is None or (draft is None and drafted):
+        return _from_published(cell, facts, facts.models[pair.target], facts.models[pair.draft], claims)
+    dense = target.dense(cell.length)
     if cell.treatment is Treatment.PLACEBO:
         return CellForecast(cell, dense, dense, None, None, None)
     selection = cell.treated.selection or study.selection
-    drafted = cell.treated.kind is ArmKind.SPECULATIVE
-    if target is None or (draft is None and drafted):
-        return CellForecast(cell, dense, None, None, None, None)
     used = draft if drafted else None
     longest = max(cell.length, cost_model.REACH * max(LENGTHS))
     return CellForecast(
@@ -118,36 +170,32 @@ def _cell(study: Study, cell: Cell, costs: Mapping[str, ModelCost]) -> CellForec
     )
 
 
-def _seconds(cells: tuple[CellForecast, ...], overhead: float, blocks: Callable[[Cell], int]) -> float | None:
+def _from_published(
+    cell: Cell, facts: Facts, target: ModelFacts, draft: ModelFacts, claims: Iterable[Claim]
+) -> CellForecast:
+    """Seconds as others published them. A treated arm of which nobody published a time counts as long as the dense."""
+    dense = published_time(claims, cell.length, facts.hardware, target)
+    if dense is None:
+        return CellForecast(cell, None, None, None, None, None)
+    treated = None
+    if cell.treated.kind is ArmKind.SPECULATIVE:
+        treated = published_time(claims, cell.length, facts.hardware, target, draft, cell.keep)
+    seconds = (treated or dense).seconds
+    return CellForecast(cell, dense.seconds, seconds, None, None, None, tuple(t for t in (dense, treated) if t))
+
+
+def _seconds(
+    study: Study, cells: tuple[CellForecast, ...], overhead: float, blocks: Callable[[Cell], int]
+) -> float | None:
+    """Of all trials; those whose times are published warm up too, and load in a time that nobody published."""
     total = 0.0
     for found in cells:
         if found.dense_seconds is None or found.treated_seconds is None:
             return None
-        total += 2 * blocks(found.cell) * (found.dense_seconds + found.treated_seconds + 2 * overhead)
+        each = found.dense_seconds + found.treated_seconds
+        besides = each * min(1.0, study.warmup_tokens / found.cell.length) if found.published else 2 * overhead
+        total += 2 * blocks(found.cell) * (each + besides)
     return total
-
-
-def _disk(project: Project, models: list[str], manifests: Mapping[str, Manifest], trials: int) -> int | None:
-    lock = read_yaml_model(project.models_lock, ModelsLock) if project.models_lock.exists() else ModelsLock()
-    total = 0
-    for name in models:
-        if name in manifests:
-            total += sum(file.size for file in manifests[name].files)
-        elif name in lock.models:
-            total += sum(file.size for file in lock.models[name].files)
-        else:
-            return None
-    vocabulary = max((manifest.vocabulary for manifest in manifests.values()), default=150_000)
-    return total + trials * (RECORD_BYTES + 4 * vocabulary)
-
-
-def _memory(study: Study, manifests: Mapping[str, Manifest], probes: Mapping[str, tuple[Probe, ...]]) -> int | None:
-    def of(model: str) -> int:
-        seen = max(probe.peak_memory_bytes for probe in probes[model]) if model in probes else 0
-        return max(seen, manifests[model].weight_bytes)
-
-    pairs = [pair for pair in study.pairs.values() if pair.target in manifests and pair.draft in manifests]
-    return max((sum(of(name) for name in {pair.target, pair.draft}) for pair in pairs), default=None)
 
 
 def print_forecast(study: Study, found: Forecast, console: Console) -> None:
@@ -171,11 +219,12 @@ def _row(found: CellForecast) -> tuple[str, ...]:
     trials = f"{4 * cell.blocks}" + (f" to {4 * cell.most_blocks}" if cell.most_blocks > cell.blocks else "")
     even = f"{found.break_even:,} tokens" if found.break_even else "none seen" if found.speedup is not None else "?"
     placebo = cell.treatment is Treatment.PLACEBO
+    about = "~" if found.published else ""
     return (
         cell.id,
         trials,
-        "?" if found.dense_seconds is None else f"{found.dense_seconds:.3g} s",
-        "?" if found.treated_seconds is None else f"{found.treated_seconds:.3g} s",
+        "?" if found.dense_seconds is None else f"{about}{found.dense_seconds:.3g} s",
+        "?" if found.treated_seconds is None else f"{about}{found.treated_seconds:.3g} s",
         "1.00" if placebo else "?" if found.speedup is None else f"{found.speedup:.2f}",
         "" if placebo else "?" if found.bound is None else f"{found.bound:.2f}",
         "" if placebo else even,
@@ -183,22 +232,18 @@ def _row(found: CellForecast) -> tuple[str, ...]:
 
 
 def summary_lines(study: Study, found: Forecast) -> list[str]:
-    """What the study takes, and the answer to whether SpecPrefill can help here."""
+    """What the study takes, what it will tell, and the answer to whether SpecPrefill can help here."""
     trials = f"{found.least_trials:,}"
     trials += f" to {found.most_trials:,}" if found.most_trials > found.least_trials else ""
-    lines = [f"trials: {trials}", *too_few_blocks(study)]
-    if found.least_seconds is not None and found.most_seconds is not None:
-        times = sorted({_minutes(found.least_seconds), _minutes(found.most_seconds)}, key=len)
-        lines.append(f"time: about {' to '.join(times)}, at 1 trial at a time")
-    if found.disk_bytes is not None:
-        lines.append(f"disk: {found.disk_bytes / 1e9:.1f} GB for models and records")
-    if found.memory_bytes is not None:
-        have = psutil.virtual_memory().total
-        fits = "fits" if found.memory_bytes < 0.9 * have else "does not fit"
-        lines.append(f"memory: {found.memory_bytes / 1e9:.1f} GB for the largest pair; {fits} in {have / 1e9:.0f} GB")
+    lines = [f"trials: {trials}", *too_few_blocks(study), *_time_lines(found), *_room_lines(study, found)]
+    lines += _claim_lines(found.foreseen)
     if found.missing:
-        lines.append(f"not here yet: {', '.join(found.missing)}; no cell that needs them is predicted.")
-        lines.append(f"Fetch them, and run the study, with: ./reproduce {study.name}")
+        lines.append(f"not here yet: {', '.join(found.missing)}; no speed-up of a cell that needs them is predicted.")
+        if found.needs.too_large_for(found.room):
+            tiny = "" if study.name.endswith(SUFFIX) else f"./reproduce {study.name} --scale {TINY}, or "
+            lines.append(f"Instead: {tiny}one that fits; `specprefill-repro doctor` lists them.")
+        else:
+            lines.append(f"Fetch them, and run the study, with: ./reproduce {study.name}")
     best = found.best
     if best is not None and best.speedup is not None:
         gain = f"predicted speed-up {best.speedup:.2f} in {best.cell.id}"
@@ -206,6 +251,68 @@ def summary_lines(study: Study, found: Forecast) -> list[str]:
             f"SpecPrefill can help here: {gain}." if best.speedup > 1 else f"SpecPrefill cannot help here: {gain}."
         )
     return lines
+
+
+def _time_lines(found: Forecast) -> list[str]:
+    unknown = [cell.cell.id for cell in found.cells if cell.dense_seconds is None or cell.treated_seconds is None]
+    if found.least_seconds is None or found.most_seconds is None:
+        return [
+            f"time: not known; {len(unknown)} of {len(found.cells)} cells have a model that is not here, and of which "
+            "nobody has published a time"
+        ]
+    times = dict.fromkeys([_minutes(found.least_seconds), _minutes(found.most_seconds)])
+    lines = [f"time: about {' to '.join(times)}, at 1 trial at a time"]
+    taken = {time.card: time.hardware for cell in found.cells for time in cell.published}
+    if taken:
+        lines.append(
+            f"  ~: as on {', '.join(sorted(set(taken.values())))}, by the published figures "
+            f"{', '.join(sorted(taken))}; without loading the models. This machine may be faster or slower."
+        )
+    return lines
+
+
+def _room_lines(study: Study, found: Forecast) -> list[str]:
+    takes, room = found.needs, found.room
+    here = "none, every model is here" if not found.missing else _gigabytes(takes.download_bytes)
+    lines = [
+        f"download: {here}",
+        f"disk: {_gigabytes(takes.disk_bytes + found.record_bytes)} for models that are not here and records; "
+        f"{_gigabytes(room.disk_bytes)} are free",
+    ]
+    for name, memory in found.memory.items():
+        arms = (("dense", memory.dense), ("speculative", memory.speculative))
+        said = ", ".join(f"{_gigabytes(peak) if peak is not None else 'not known'} {arm}" for arm, peak in arms)
+        peaks = [peak for _, peak in arms if peak is not None]
+        fits = "" if not peaks else "fits" if max(peaks) <= room.memory_bytes else "does not fit"
+        lines.append(f"memory: {name}: about {said}; {fits or 'not known'} in {_gigabytes(room.memory_bytes)}")
+    lines += [f"{study.name} does not fit this machine: it {reason}." for reason in takes.too_large_for(room)]
+    return lines
+
+
+def _claim_lines(foreseen: Iterable[Foreseen]) -> list[str]:
+    """Which claims will get a verdict, and which none and why; those with the same reason together."""
+    judged, unjudged = [], dict[str, list[str]]()
+    for item in foreseen:
+        if item.judged:
+            own = item.claim.kind is ClaimKind.EXPECTATION
+            judged.append(f"{item.claim.id} (a control)" if own else item.claim.id)
+        else:
+            unjudged.setdefault(item.reason or _differences(item), []).append(item.claim.id)
+    lines = [f"claims that get a verdict here: {', '.join(judged) or 'none'}"]
+    for reason, claims in unjudged.items():
+        lines.append(f"  no verdict on {len(claims)}: {reason}: {', '.join(claims)}")
+    return lines
+
+
+def _differences(item: Foreseen) -> str:
+    differ = [f"{row.condition} ({row.here} here)" for row in item.failing if row.matches is False]
+    open_ones = [row.condition for row in item.failing if row.matches is None]
+    parts = [f"another {', '.join(differ)}"] if differ else []
+    return "; ".join([*parts, *([f"not stated or not known: {', '.join(open_ones)}"] if open_ones else [])])
+
+
+def _gigabytes(number: int) -> str:
+    return f"{number / 1e9:,.1f} GB"
 
 
 def _minutes(seconds: float) -> str:

@@ -57,6 +57,10 @@ class Project:
     def model_manifest(self, model: str) -> Path:
         return self.results / "models" / f"{model}.json"
 
+    def model_downloads(self, model: str) -> Path:
+        """Where files of a Hub model lie, one folder a commit, until the model is complete."""
+        return self.results / "models" / f".{model}.download"
+
     def study_results(self, study: str) -> Path:
         return self.results / "studies" / study
 

@@ -8,7 +8,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +21,7 @@ from specprefill_repro.engines.interface import engines_of
 from specprefill_repro.errors import Exit, ReproError
 from specprefill_repro.estimates.stopping import too_few_blocks
 from specprefill_repro.files import read_model
+from specprefill_repro.fitting import Room, check_room, fits, room_here
 from specprefill_repro.models.load import is_unlocked_hub_model
 from specprefill_repro.models.schema import Manifest
 from specprefill_repro.project import Project
@@ -28,8 +29,10 @@ from specprefill_repro.prompts.build import check_context
 from specprefill_repro.staleness import models_of
 from specprefill_repro.study.load import load_study
 from specprefill_repro.study.plan import ArmKind, block_trials, plan_cells
+from specprefill_repro.study.scale import TINY
 from specprefill_repro.study.schema import Study
 from specprefill_repro.trials.busy import is_overloaded
+from specprefill_repro.trials.macos import kept_awake
 from specprefill_repro.trials.parent import RUN_PROCESS, name_run
 from specprefill_repro.trials.progress import PROGRESS_PIPE
 from specprefill_repro.verdicts.claims import load_claims, study_claims
@@ -49,8 +52,11 @@ def run_study(project: Project, name: str) -> None:
     engines_of(project, study)
     for line in [*too_few_blocks(study), *_load_now()]:
         console.print(line, markup=False)
-    lock_unlocked(project, study)
-    with _only_run(project), tempfile.TemporaryDirectory(prefix="specprefill-") as folder:
+    # Before anything is asked of the network; and again with the sizes that only the lock tells.
+    check_room(project, study)
+    if lock_unlocked(project, study):
+        check_room(project, study)
+    with _only_run(project), kept_awake(os.getpid()), tempfile.TemporaryDirectory(prefix="specprefill-") as folder:
         pipe = Path(folder) / "progress"
         os.mkfifo(pipe)
         log = project.study_results(name) / "logs" / "snakemake.log"
@@ -103,8 +109,8 @@ def check_study(project: Project, study: Study) -> None:
             check_context(study, cell.length, target, draft)
 
 
-def lock_unlocked(project: Project, study: Study) -> None:
-    """Lock the Hub models of a study that are not locked, before Snakemake looks.
+def lock_unlocked(project: Project, study: Study) -> list[str]:
+    """Lock the Hub models of a study that are not locked, before Snakemake looks, and return their names.
 
     A lock that is written during a run would make the next run find its models stale.
 
@@ -117,6 +123,55 @@ def lock_unlocked(project: Project, study: Study) -> None:
 
         for name in unlocked:
             lock_on_first_use(project, name)
+    return unlocked
+
+
+def run_all_that_fit(
+    project: Project,
+    scale: str,
+    tell: Callable[[str], None],
+    run: Callable[[Project, str], None] = run_study,
+    room: Room | None = None,
+) -> None:
+    """Run every study that this machine can hold; say of the others why it can't, and what can be run instead.
+
+    A study that fails does not stop those after it.
+
+    Raises:
+        ReproError: none fits, or some failed; the first one's error.
+    """
+    found = fits(project, scale, room or room_here(project))
+    fitting = [fit.study for fit in found if fit.fits]
+    for fit in found:
+        if not fit.fits:
+            tell(f"{fit.study}: does not fit: {'; '.join(fit.lacking)}.")
+            if scale != TINY:
+                tell(f"  Instead: ./reproduce {fit.study} --scale tiny, the same on small random models.")
+    if not fitting:
+        raise ReproError(
+            "No study fits this machine.",
+            "Its memory or its free disk is too small for the smallest of them.",
+            "Free some disk, or run: ./reproduce demo --scale tiny",
+            Exit.ENVIRONMENT,
+        )
+    tell(f"Running {len(fitting)} of {len(found)} studies: {', '.join(fitting)}.")
+    failed: dict[str, ReproError] = {}
+    for name in fitting:
+        tell(f"{name} ...")
+        try:
+            run(project, name)
+        except ReproError as error:
+            failed[name] = error
+            tell(f"error: {name}: {error}")
+    if failed:
+        first, reason = next(iter(failed.items()))
+        raise ReproError(
+            f"{len(failed)} of {len(fitting)} studies failed: {', '.join(failed)}. The first: {reason.what}",
+            reason.why,
+            f"./reproduce {first}   (the others that fit are done)",
+            reason.exit_code,
+        )
+    tell(f"All {len(fitting)} studies that fit are done.")
 
 
 @contextmanager

@@ -1,6 +1,8 @@
 """The plan of a study: predicted from probes on a scripted machine, and held against what that machine then does."""
 
+import dataclasses
 import io
+import re
 import shutil
 from pathlib import Path
 
@@ -10,10 +12,16 @@ from rich.console import Console
 from specprefill_repro import forecast as module
 from specprefill_repro.calibration.chain import estimates_of, prepare, run_chain, usual_study
 from specprefill_repro.calibration.worlds import COSTS, claim, controls
-from specprefill_repro.engines.scripted import Cost, Noise, ScriptedEngine, World
+from specprefill_repro.engines.scripted import MACHINE, Cost, Noise, ScriptedEngine, World
+from specprefill_repro.files import write_text
+from specprefill_repro.fitting import Room
 from specprefill_repro.forecast import Forecast, forecast, print_forecast
 from specprefill_repro.project import Project
+from specprefill_repro.published_times import published_time
+from specprefill_repro.study.load import load_study
 from specprefill_repro.study.schema import Study
+from specprefill_repro.verdicts.claims import load_claims
+from specprefill_repro.verdicts.matching import ModelFacts
 
 STUDY = usual_study(blocks=3, most_blocks=5)
 
@@ -53,7 +61,8 @@ def test_every_cell_is_predicted_within_10_percent_of_what_is_then_measured(
 def test_the_plan_says_what_it_takes_and_that_it_can_help(tmp_path: Path, engine: ScriptedEngine) -> None:
     said = text(STUDY, planned(prepare(tmp_path, STUDY, [claim()])))
     assert "trials: 72 to 120" in said and "SpecPrefill can help here: predicted speed-up 2.7" in said
-    assert "time: about" in said and "disk: 0.0 GB" in said and "memory: 4.3 GB" in said
+    assert "time: about" in said and "download: none, every model is here" in said and "disk: 0.0 GB" in said
+    assert "memory: pair: about 1.0 GB dense, 1.0 GB speculative; fits in" in said
 
 
 def test_where_nothing_can_be_won_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,5 +86,92 @@ def test_a_model_that_is_not_here_is_named_and_nothing_is_guessed(tmp_path: Path
     found = planned(project)
     said = text(STUDY, found)
     assert found.missing == ("large",) and "not here yet: large" in said and "./reproduce scripted" in said
-    assert found.disk_bytes is None and found.least_seconds is None
+    assert found.least_seconds is None and "time: not known; 4 of 6 cells" in said
     assert {cell.cell.pair for cell in found.cells if cell.speedup is not None} == {"self"}
+
+
+ROOT = Path(__file__).parents[2]
+CARDS = load_claims(Project(ROOT)).values()
+LARGE = ModelFacts("mlx-community/Qwen3.5-122B-A10B-5bit", "5-bit")
+DRAFT = ModelFacts("mlx-community/Qwen3.5-2B-6bit", "6-bit")
+
+
+@pytest.fixture
+def shipped(tmp_path: Path) -> Project:
+    """The project's configuration alone: no model is here, and none is locked but the demo's."""
+    shutil.copytree(ROOT / "config", tmp_path / "config")
+    write_text(tmp_path / "envs" / "pipeline.lock", "")
+    return Project(tmp_path)
+
+
+def on(monkeypatch: pytest.MonkeyPatch, chip: str, memory_gib: int) -> None:
+    monkeypatch.setattr(module, "machine_facts", lambda: {"chip": chip, "memory_gib": str(memory_gib)})
+
+
+def test_an_unlocked_study_of_the_hub_is_planned_without_any_of_its_models(
+    shipped: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on(monkeypatch, "Apple M2 Ultra", 128)
+    monkeypatch.setattr(module, "probe_model", lambda *given: pytest.fail("there is nothing to probe"))
+    study = load_study(shipped, "issue-qwen-122b")
+    found = planned(shipped, study)
+    said = text(study, found)
+    assert found.needs.download_bytes == found.needs.disk_bytes > 84 * 10**9
+    assert re.search(r"download: 8[78]\.\d GB", said)
+    assert re.search(r"memory: 2b-6bit: about 94\.\d GB dense, 9[67]\.\d GB speculative; ", said)
+    # Nobody published a time of the smaller drafts on that machine.
+    assert "~: as on Apple M1 Ultra, Apple M2 Ultra, by the published figures i179-122b-dense-8K" in said
+    assert re.search(r"time: about [\d.]+ (min|h) to [\d.]+ h, at 1 trial", said)
+    assert all(cell.speedup is None for cell in found.cells), "a published speed-up is what the study is to test"
+    assert "no speed-up of a cell that needs them is predicted" in said
+    tight = text(study, dataclasses.replace(found, room=Room(20 * 10**9, 10**12)))
+    assert "needs about 97 GB of memory, and 20 GB can be used" in tight and "--scale tiny" in tight
+
+
+def test_the_plan_says_which_claims_will_be_judged_and_by_what_the_others_fail(
+    shipped: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = load_study(shipped, "green2026-122b")
+    lines = {}
+    for chip in ("Apple M2 Ultra", "Apple M4 Max"):
+        on(monkeypatch, chip, 128)
+        lines[chip] = text(study, planned(shipped, study)).splitlines()
+    judged = {chip: next(line for line in said if line.startswith("claims that get")) for chip, said in lines.items()}
+    assert "green-122b-2b-8K" in judged["Apple M2 Ultra"]
+    assert "green-122b-2b-8K" not in judged["Apple M4 Max"]
+    (why,) = (line for line in lines["Apple M4 Max"] if re.search(r"\bgreen-122b-2b-8K\b", line))
+    assert "no verdict" in why and "hardware (Apple M4 Max here)" in why
+
+
+def test_what_is_foreseen_is_what_becomes_of_the_claims(
+    tmp_path: Path, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on(monkeypatch, MACHINE["chip"], int(MACHINE["memory_gib"]))
+    cards = [*controls(), claim()]
+    project, verdicts = run_chain(tmp_path, STUDY, World(COSTS, Noise(0.01)), cards)
+    foreseen = {item.claim.id: item.judged for item in planned(project).foreseen}
+    unjudged = ("not comparable", "not run")
+    assert foreseen == {verdict.claim.id: verdict.word not in unjudged for verdict in verdicts.verdicts}
+
+
+@pytest.mark.parametrize(
+    ("hardware", "tokens", "draft", "keep", "card", "seconds"),
+    [
+        ("Apple M2 Ultra", 8192, None, 1.0, "i179-122b-dense-8K", 46.0),
+        ("Apple M2 Ultra", 16000, None, 1.0, "i179-122b-dense-16K", 92.0 * 16000 / 16384),
+        ("Apple M1 Ultra", 8035, None, 1.0, "omlx-issue-122b-dense-ttft", 41.48),
+        ("Apple M1 Ultra", 8035, DRAFT, 0.2, "omlx-issue-122b-2b-ttft", 47.98 * 8035 / 8046),
+        (None, 65536, None, 1.0, "green-abs-64k-dense", 7 * 60.0),
+    ],
+)
+def test_a_published_time_is_that_of_the_nearest_machine_and_length(
+    hardware: str | None, tokens: int, draft: ModelFacts | None, keep: float, card: str, seconds: float
+) -> None:
+    found = published_time(CARDS, tokens, hardware, LARGE, draft, keep)
+    assert found is not None and found.card == card and found.seconds == pytest.approx(seconds)
+
+
+def test_where_nobody_published_a_time_none_is_made_up() -> None:
+    assert published_time(CARDS, 8192, "Apple M2 Ultra", ModelFacts("mlx-community/Qwen3.5-9B-4bit", "4-bit")) is None
+    assert published_time(CARDS, 8192, "Apple M2 Ultra", LARGE, ModelFacts("x/Other-3B", "4-bit"), 0.2) is None
+    assert published_time(CARDS, 8192, "Apple M2 Ultra", LARGE, DRAFT, 0.9) is None

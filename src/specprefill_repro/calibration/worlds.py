@@ -127,6 +127,7 @@ FAULTS = (
     _faulty(Fault.THROTTLING, (Word.REPRODUCED, Word.INCONCLUSIVE), "dense trials became", where="*"),
     _faulty(Fault.SUSPEND, (Word.INVALID,), "the machine slept"),
     _faulty(Fault.SWAP, (Word.INVALID,), "swapped out"),
+    _faulty(Fault.HEAT, (Word.INVALID,), "thermal pressure"),
     _faulty(Fault.OUTLIER, (Word.REPRODUCED, Word.INCONCLUSIVE), "outlier"),
 )
 """Every fault but the crash, which leaves no verdict: the run ends and says why, and no block is half kept."""

@@ -45,6 +45,8 @@ class Fault(StrEnum):
     """From the middle of the study on, everything takes half as long again."""
     SUSPEND = "suspend"
     SWAP = "swap"
+    HEAT = "heat"
+    """The system says that heat slows the machine."""
     CRASH = "crash"
     OUTLIER = "outlier"
     """One trial of the cell takes three times its time."""
@@ -195,7 +197,8 @@ class ScriptedEngine:
         before = MachineState(
             load_1min=0.1, swap_out_bytes=0, available_bytes=8 << 30, cpu_mhz=2000.0, other_cpu_percent=1.0
         )
-        return before, before.model_copy(update={"swap_out_bytes": 4096 if fault is Fault.SWAP else 0})
+        after = {"swap_out_bytes": 4096 if fault is Fault.SWAP else 0}
+        return before, before.model_copy(update=after | ({"thermal_pressure": "heavy"} if fault is Fault.HEAT else {}))
 
 
 def _evidence(

@@ -9,7 +9,7 @@ from functools import lru_cache
 from specprefill_repro.engines.server_evidence import KEEP_TOLERANCE
 from specprefill_repro.files import content_id
 from specprefill_repro.study.plan import ArmKind
-from specprefill_repro.trials.schema import Evidence, ServerEvidence, TrialRecord
+from specprefill_repro.trials.schema import NOMINAL, Evidence, MachineState, ServerEvidence, TrialRecord
 
 PHASES_TOLERANCE = 0.02
 MAX_SUSPENDED_SECONDS = 0.1
@@ -39,6 +39,8 @@ def pair_problems(dense: TrialRecord, treated: TrialRecord) -> list[str]:
             here, there = getattr(dense.evidence, name), getattr(treated.evidence, name)
             if here != there:
                 found.append(f"{name} is {here} in the dense arm and {there} in the treated one")
+    if {dense.before.low_power, treated.before.low_power} == {False, True}:
+        found.append("low-power mode was on in one of the two arms")
     if (dense.treated, treated.treated) != (False, True):
         found.append("it does not hold one trial of each arm")
     return found
@@ -142,6 +144,21 @@ def _clock(record: TrialRecord) -> Iterator[str]:
 
 
 def _machine(record: TrialRecord) -> Iterator[str]:
-    swapped = record.after.swap_out_bytes - record.before.swap_out_bytes
+    before, after = record.before, record.after
+    swapped = _swapped_out(before, after)
     if swapped != 0:
         yield f"{swapped:,} bytes were swapped out during the trial"
+    hot = [state for state in (before.thermal_pressure, after.thermal_pressure) if state not in (None, NOMINAL)]
+    if hot:
+        yield f"the machine was under thermal pressure ({hot[-1]})"
+    if before.throttle_events is not None and after.throttle_events is not None:
+        throttled = after.throttle_events - before.throttle_events
+        if throttled > 0:
+            yield f"the processor was slowed for heat {throttled} times during the trial"
+
+
+def _swapped_out(before: MachineState, after: MachineState) -> int:
+    """Bytes; by the system's own count where both readings have it."""
+    if before.vm_swap_out_bytes is not None and after.vm_swap_out_bytes is not None:
+        return after.vm_swap_out_bytes - before.vm_swap_out_bytes
+    return after.swap_out_bytes - before.swap_out_bytes

@@ -98,7 +98,7 @@ def fetch_repository(
 
 def forget_downloads(project: Project, name: str) -> None:
     """Clear away what is left of a model's download once the model is in place."""
-    shutil.rmtree(_downloads(project, name), ignore_errors=True)
+    shutil.rmtree(project.model_downloads(name), ignore_errors=True)
 
 
 def _get(
@@ -182,13 +182,9 @@ def _take_what_is_here(project: Project, name: str, source: HubSource, entry: Lo
                 break
 
 
-def _downloads(project: Project, name: str) -> Path:
-    return project.results / "models" / f".{name}.download"
-
-
 def _download_folder(project: Project, name: str, source: HubSource) -> Path:
     """Where the files of one commit are gathered; it is renamed to the model's place when it is complete."""
-    folder = _downloads(project, name) / str(source.revision)
+    folder = project.model_downloads(name) / str(source.revision)
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 

@@ -88,6 +88,7 @@ def _context(data: ReportData, trials: Trials) -> dict[str, Any]:
         "rule_sources": rules.rule_sources(data),
         "engines": engine_section(data, trials),
         "controls": figures.control_figures(data),
+        "canary": rows.canary_rows(data.receipts),
         "drift": figures.drift_figures(data, trials.frame),
         "detailed_claims": figures.DETAILED_CLAIMS,
         "claims": figures.claim_figures(data),

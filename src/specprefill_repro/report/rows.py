@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 import numpy as np
 import pandas as pd
@@ -17,7 +18,7 @@ from specprefill_repro.study.engines import IN_PROCESS
 from specprefill_repro.study.plan import plan_cells
 from specprefill_repro.study.schema import Treatment
 from specprefill_repro.trials.busy import LOAD_PER_CORE, OTHER_CPU_PERCENT
-from specprefill_repro.trials.schema import TrialRecord
+from specprefill_repro.trials.schema import BlockReceipt, TrialRecord
 from specprefill_repro.trials.table import Trials
 from specprefill_repro.verdicts.listing import EXPECTATION_WORDS
 from specprefill_repro.verdicts.schema import ClaimKind, Rule, Verdict, Word
@@ -459,6 +460,28 @@ def busy(trials: pd.DataFrame, cores: Sequence[str]) -> Busy | None:
     load = trials["before.load_1min"].astype(float)
     count = int(((load > LOAD_PER_CORE * max(known)) | (others > OTHER_CPU_PERCENT)).sum())
     return Busy(count, float(load.max()), str(max(known))) if 20 * count >= len(trials) else None
+
+
+def canary_rows(receipts: Sequence[BlockReceipt]) -> list[tuple[str, str, str, str, str, str]]:
+    """(work, blocks, median, fastest, slowest, last third against first) of the canary; none below two readings."""
+    seen = sorted((receipt.canary for receipt in receipts if receipt.canary), key=lambda canary: canary.started_at)
+    if len(seen) < 2:
+        return []
+    third = max(1, len(seen) // 3)
+    return [
+        (
+            name,
+            numbers.count(len(seen)),
+            numbers.seconds(median(seconds)),
+            numbers.seconds(min(seconds)),
+            numbers.seconds(max(seconds)),
+            f"{100 * (median(seconds[-third:]) / median(seconds[:third]) - 1):+.0f} %",
+        )
+        for name, seconds in (
+            ("product of matrices", [canary.product_seconds for canary in seen]),
+            ("short dense prefill", [canary.prefill_seconds for canary in seen]),
+        )
+    ]
 
 
 def environment(data: ReportData) -> list[tuple[str, str, bool]]:

@@ -19,11 +19,12 @@ from specprefill_repro.prompts.schema import Prompt, PromptSet
 from specprefill_repro.study.plan import Arm, ArmKind, Cell, PlannedTrial, block_trials
 from specprefill_repro.study.schema import Study
 from specprefill_repro.trials.busy import was_busy
+from specprefill_repro.trials.canary import canary
 from specprefill_repro.trials.job import Forced, Job, Measurement
 from specprefill_repro.trials.lease import machine_lease
 from specprefill_repro.trials.machine import machine_facts
 from specprefill_repro.trials.progress import report, report_warning
-from specprefill_repro.trials.schema import BlockReceipt, Evidence, PromptFacts, TrialRecord
+from specprefill_repro.trials.schema import BlockReceipt, Canary, Evidence, PromptFacts, TrialRecord
 from specprefill_repro.trials.store import Store
 
 
@@ -102,7 +103,7 @@ def run_block(project: Project, study: Study, cell: Cell, index: int, engine: En
             void=f"the gate of pair {cell.pair} failed: {gate.failures}",
         )
     elif receipt is None:
-        records = _measure_block(project, study, engine, cell, index, trials, prompts, target, draft, store)
+        seen, records = _measure_block(project, study, engine, cell, index, trials, prompts, target, draft, store)
         receipt = BlockReceipt(
             cell=cell.id,
             block=index,
@@ -110,6 +111,7 @@ def run_block(project: Project, study: Study, cell: Cell, index: int, engine: En
             fingerprint=fingerprint,
             parts=parts,
             records=records,
+            canary=seen,
         )
         store.put_receipt(receipt)
     write_json(project.block_receipt(study.name, cell.id, index), receipt)
@@ -132,7 +134,7 @@ def _measure_block(
     target: Manifest,
     draft: Manifest,
     store: Store,
-) -> tuple[str, ...]:
+) -> tuple[Canary | None, tuple[str, ...]]:
     tokenizer = Tokenizer.from_file(str(project.model_folder(target.name) / "tokenizer.json"))
     store.folder.mkdir(parents=True, exist_ok=True)
     with machine_lease() if engine.needs_machine else nullcontext() as lease:
@@ -140,6 +142,7 @@ def _measure_block(
         for leftover in store.folder.glob("block-*"):
             shutil.rmtree(leftover, ignore_errors=True)
         with tempfile.TemporaryDirectory(dir=store.folder, prefix="block-") as folder:
+            seen = canary(lease) if engine.needs_machine else None
             measured: list[TrialRecord] = []
             first: dict[int, Measurement] = {}
             for trial in trials:
@@ -183,7 +186,7 @@ def _measure_block(
             for trial, record in zip(trials, measured, strict=True):
                 place = Path(folder) / f"{trial.position}"
                 store.adopt(record, place.with_suffix(".f32"), place.with_suffix(".log.gz"))
-            return tuple(store.put_record(record) for record in measured)
+            return seen, tuple(store.put_record(record) for record in measured)
 
 
 def _forced(study: Study, cell: Cell, trial: PlannedTrial, first: Measurement | None) -> Forced | None:

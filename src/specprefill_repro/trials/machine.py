@@ -3,14 +3,17 @@
 import importlib.metadata
 import os
 import platform
-import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
 
 import psutil
 
+from specprefill_repro.trials import macos
 from specprefill_repro.trials.schema import MachineState
+from specprefill_repro.trials.sensors import Sensors, read_sensors
 
 PINNED = ("mlx", "mlx-lm", "mlx-cpu", "mlx-metal", "scipy-openblas32", "tokenizers")
 
@@ -35,13 +38,12 @@ def software_facts() -> dict[str, str]:
             versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return versions
+    return versions | (macos.machine_facts() if sys.platform == "darwin" else {})
 
 
 def _chip() -> str:
     if sys.platform == "darwin":
-        command = ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]
-        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() or "unknown Mac"
+        return (macos.ask(macos.CHIP) or "").strip() or "unknown Mac"
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
@@ -57,11 +59,12 @@ def _os_version() -> str:
     return f"{platform.system()} {platform.release()}"
 
 
-def machine_state(listen_seconds: float = 0.1) -> MachineState:
+def machine_state(listen_seconds: float = 0.1, sensors: Callable[[], Sensors] = read_sensors) -> MachineState:
     """Read the machine's state; listens `listen_seconds` for other processes' use of the CPU.
 
     Called just before and just after a trial, never during it.
     """
+    read = sensors()
     frequency = _cpu_mhz()
     own = psutil.Process()
     own.cpu_percent()
@@ -73,6 +76,7 @@ def machine_state(listen_seconds: float = 0.1) -> MachineState:
         available_bytes=psutil.virtual_memory().available,
         cpu_mhz=frequency,
         other_cpu_percent=max(0.0, round(everything - own_share, 1)),
+        **asdict(read),
     )
 
 

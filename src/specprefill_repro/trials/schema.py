@@ -9,6 +9,8 @@ from specprefill_repro.study.plan import Arm
 from specprefill_repro.study.schema import NeedleKind
 
 PHASES = ("draft_prefill", "look_ahead", "scoring", "selection", "target_prefill", "first_token")
+NOMINAL = "nominal"
+"""The thermal pressure of a machine that heat does not slow down."""
 
 
 class Phases(Frozen):
@@ -120,6 +122,15 @@ class MachineState(Frozen):
     cpu_mhz: float | None
     other_cpu_percent: float | None
     """CPU use of other processes over the moment before the trial."""
+    thermal_pressure: str | None = Field(default=None, exclude_if=_absent)
+    """How much heat slows the machine, see `sensors.Sensors`; of this and what follows, None is not known."""
+    throttle_events: int | None = Field(default=None, exclude_if=_absent)
+    """How often the processor was slowed for heat since the system was started."""
+    memory_pressure: str | None = Field(default=None, exclude_if=_absent)
+    vm_swap_out_bytes: int | None = Field(default=None, exclude_if=_absent)
+    """Written to swap since the system was started, where `swap_out_bytes` counts something else."""
+    compressed_bytes: int | None = Field(default=None, exclude_if=_absent)
+    low_power: bool | None = Field(default=None, exclude_if=_absent)
 
 
 class TrialRecord(Frozen):
@@ -179,6 +190,17 @@ class TrialRecord(Frozen):
     """Versions, BLAS, chip: what the process found."""
 
 
+class Canary(Frozen):
+    """The same small work, timed before every block: what this machine can do now, whatever is measured on it."""
+
+    product_seconds: float = Field(gt=0)
+    """Of a fixed product of matrices; median of a few."""
+    prefill_seconds: float = Field(gt=0)
+    """Of a fixed short dense prefill of a fixed tiny model of random weights; median of a few."""
+    started_at: str
+    """UTC, ISO 8601."""
+
+
 class BlockReceipt(Frozen):
     """Names the records of a block. A block is kept whole or not at all."""
 
@@ -196,3 +218,5 @@ class BlockReceipt(Frozen):
     """Why there are no records."""
     attempts: tuple[str, ...] = ()
     """Reasons for which earlier tries at this block were thrown away, oldest first."""
+    canary: Canary | None = Field(default=None, exclude_if=_absent)
+    """None in receipts from before there was one, of void blocks, and where it could not be timed."""

@@ -77,9 +77,10 @@ def _placebo_share(estimates: Estimates) -> float:
     return expm1(estimates.placebo_margin) if estimates.placebo_margin is not None else 0.0
 
 
-def _expectation(claim: Claim, study: Study, estimates: Estimates) -> Found:
+def expectation_cells(claim: Claim, study: Study, estimates: Estimates) -> list[CellEstimate]:
+    """The cells that an expectation is about."""
     said = claim.conditions
-    cells = [
+    return [
         cell
         for cell in estimates.cells
         # An expectation is about the study's own engine, unless it names another one of the study's.
@@ -89,6 +90,10 @@ def _expectation(claim: Claim, study: Study, estimates: Estimates) -> Found:
         and said.keep in (None, cell.nominal_keep)
         and said.prompt_tokens in (None, cell.length)
     ]
+
+
+def _expectation(claim: Claim, study: Study, estimates: Estimates) -> Found:
+    cells = expectation_cells(claim, study, estimates)
     if not cells:
         return Found(_plain(claim, Word.NOT_RUN, "The study has no cell that this expectation is about."))
     if claim.rule in ANSWER_RULES:
@@ -99,7 +104,7 @@ def _expectation(claim: Claim, study: Study, estimates: Estimates) -> Found:
 
 
 def _published(claim: Claim, study: Study, estimates: Estimates, facts: Facts, broken: str | None) -> Found:
-    cell = closest_cell(claim.conditions, _best_matching(claim, study, estimates.cells, facts))
+    cell = closest_cell(claim.conditions, best_matching(claim, study, estimates.cells, facts))
     if broken is not None:
         return Found(_plain(claim, Word.INVALID, f"No verdict: {broken}."))
     if cell is None:
@@ -110,7 +115,7 @@ def _published(claim: Claim, study: Study, estimates: Estimates, facts: Facts, b
     return _judge_cell(claim, study, estimates, cell, broken, rows)
 
 
-def _best_matching(claim: Claim, study: Study, cells: Sequence[CellEstimate], facts: Facts) -> list[CellEstimate]:
+def best_matching(claim: Claim, study: Study, cells: Sequence[CellEstimate], facts: Facts) -> list[CellEstimate]:
     """The speculative cells that differ from the claim in the fewest conditions, whether their trials count or not.
 
     Otherwise a claim whose own cell is void would be held against a cell of other models that is not.

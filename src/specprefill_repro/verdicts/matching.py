@@ -24,8 +24,8 @@ NEEDED = ("metric", "hardware", "target", "target quantisation", "draft", "keep 
 class ModelFacts:
     identity: str
     """Its public name, such as mlx-community/Qwen3.5-2B-4bit."""
-    quantization: str
-    """Such as `4-bit`; `none` when the weights are not quantised."""
+    quantization: str | None
+    """Such as `4-bit`; `none` when the weights are not quantised; None when that is not known yet."""
 
 
 @dataclass(frozen=True)
