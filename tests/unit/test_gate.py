@@ -344,6 +344,32 @@ def test_attention_that_is_no_number_is_not_within_rounding():
     assert not kernel.kernel_scores([[wrong, right]], 3, 1)[1] < 1e-12
 
 
+WRONG_SCORES = {
+    "half of the layers": lambda layers: layers[: len(layers) // 2],
+    "another scale": lambda layers: [dataclasses.replace(layer, scale=1.5 * layer.scale) for layer in layers],
+    "queries of other heads": lambda layers: [
+        dataclasses.replace(layer, queries=layer.queries[:, ::-1]) for layer in layers
+    ],
+}
+
+
+@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=str)
+@pytest.mark.parametrize("judge", [scores.scores_equal_oracle, scores.scores_equal_kernel])
+def test_wrong_scores_are_named_in_half_precision_too(judge, dtype, pair, monkeypatch):
+    """What rounding is allowed must not hide a fault."""
+    pair.draft.set_dtype(dtype)
+    assert judge(pair).passed
+    original = look_ahead.look_ahead
+    for planted in WRONG_SCORES.values():
+
+        def wrong(*args, planted=planted, **more):
+            layers, decoded = original(*args, **more)
+            return planted(layers), decoded
+
+        monkeypatch.setattr(scores, "look_ahead", wrong)
+        assert not judge(pair).passed
+
+
 def test_a_gate_without_checks_has_proved_nothing():
     empty = GateResult(
         pair="p",

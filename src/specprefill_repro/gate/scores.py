@@ -7,7 +7,7 @@ import numpy as np
 
 from specprefill_repro.gate.kernel import kernel_calls, kernel_scores
 from specprefill_repro.gate.oracle import LlamaOracle, oracle_scores, why_not_covered
-from specprefill_repro.gate.pair import STEP, TOLERANCE, Finding, Loaded, Run, prefill, request, run, short
+from specprefill_repro.gate.pair import STEP, Finding, Loaded, Run, prefill, request, run, short
 from specprefill_repro.prefill.chunked import key_caches, new_cache, next_logits, read_prompt
 from specprefill_repro.prefill.look_ahead import look_ahead
 from specprefill_repro.prefill.scoring import token_scores
@@ -15,6 +15,9 @@ from specprefill_repro.study.plan import ArmKind
 
 ROUNDING = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 2e-2}
 """Of the largest score: what the same queries and keys may give in another order of summation."""
+SCORES = {"float32": 1e-3, "float16": 2e-2, "bfloat16": 1e-1}
+"""Of the largest score: what another way of computing the draft may give. Several times what rounding makes, and less
+than the faults do that tests/unit/test_gate.py plants."""
 
 
 def scores_equal_oracle(pair: Loaded) -> Finding:
@@ -88,7 +91,7 @@ def _scores(pair: Loaded) -> tuple[Any, list[int], float]:
     """The engine's scores of the gate's prompt, (prompt tokens,); the tokens the draft decoded; and the tolerance."""
     cache = new_cache(pair.draft)
     layers, decoded = look_ahead(pair.draft, pair.ids, cache, STEP, pair.selection.look_ahead, pair.draft_end_tokens)
-    tolerance = TOLERANCE[short(key_caches(cache)[0].keys.dtype)] * 10
+    tolerance = SCORES[short(key_caches(cache)[0].keys.dtype)]
     return np.array(token_scores(layers, pair.selection.pool), dtype=np.float64), decoded, tolerance
 
 
