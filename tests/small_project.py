@@ -1,14 +1,17 @@
 """A copy of the project with a tiny study: the real workflow, from start to report, in well under a minute."""
 
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 from tiny_model import write_tiny_model
 
+PAGE = "reports/tiny/index.html"
 ROOT = Path(__file__).resolve().parent.parent
 
 MODELS = """
@@ -83,10 +86,39 @@ def command(root: Path, *arguments: str, **options: object) -> "subprocess.Compl
     )
 
 
-def planned_outputs(root: Path) -> set[str]:
-    """What `snakemake -n` would make, as paths below the study's results folder; empty when there is nothing to do."""
+STATUS_THEN_DRY_RUN = """
+import json, runpy, sys
+from pathlib import Path
+from specprefill_repro.project import Project
+from specprefill_repro.status import State, study_status
+from specprefill_repro.study.load import load_study
+project = Project(Path.cwd())
+found = study_status(project, load_study(project, "tiny"))
+assert "mlx" not in sys.modules and "mlx_lm" not in sys.modules
+print(json.dumps({
+    project.relative(output): {"why": "; ".join(each.reasons), "seconds": each.seconds}
+    for each in found if each.state is not State.FRESH for output in each.step.outputs
+}), flush=True)
+sys.argv = ["snakemake", "-n"]
+runpy.run_module("snakemake", run_name="__main__")
+"""
+
+
+@dataclass(frozen=True)
+class Due:
+    """An output that is stale or missing, as `status` says."""
+
+    why: str
+    seconds: float | None
+
+
+def due(root: Path) -> dict[str, Due]:
+    """What is not fresh, as paths below the study's results folder; `status` and `snakemake -n` must agree on it.
+
+    Without the page, which Snakemake knows by its receipt alone once it is there.
+    """
     done = subprocess.run(
-        [sys.executable, "-m", "snakemake", "-n"],
+        [sys.executable, "-c", STATUS_THEN_DRY_RUN],
         cwd=root,
         env=environment(root),
         capture_output=True,
@@ -94,5 +126,14 @@ def planned_outputs(root: Path) -> set[str]:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    outputs = re.findall(r"^ +output: (.+)$", done.stdout + done.stderr, re.MULTILINE)
-    return {path.strip().removeprefix("results/studies/tiny/") for line in outputs for path in line.split(",")}
+    told, _, printed = done.stdout.partition("\n")
+    outputs = re.findall(r"^ +output: (.+)$", printed + done.stderr, re.MULTILINE)
+    planned = {path.strip() for line in outputs for path in line.split(",")} - {PAGE}
+    stale = {path: Due(**each) for path, each in json.loads(told).items() if path != PAGE}
+    assert stale.keys() == planned, stale
+    return {path.removeprefix("results/studies/tiny/"): each for path, each in stale.items()}
+
+
+def planned_outputs(root: Path) -> set[str]:
+    """The outputs that are `due`; empty when there is nothing to do."""
+    return set(due(root))

@@ -1,6 +1,7 @@
 """The command line: `specprefill-repro`. Commands read and check; the work is in the subpackages."""
 
 import sys
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Annotated
 
@@ -84,6 +85,21 @@ def doctor() -> None:
     from specprefill_repro.project import find_project
 
     examine(find_project(), typer.echo)
+
+
+@app.command()
+def status(study: StudyName = "demo", scale: Scale = "full") -> None:
+    """Which results of a study are fresh, stale or missing, why, and how long it takes to bring them up to date."""
+    from rich.console import Console
+
+    from specprefill_repro.project import find_project
+    from specprefill_repro.status import print_status, study_status
+    from specprefill_repro.study.load import load_study
+    from specprefill_repro.study.scale import scaled_name
+
+    project = find_project()
+    loaded = load_study(project, scaled_name(study, scale))
+    print_status(project, loaded, study_status(project, loaded), Console())
 
 
 @app.command()
@@ -241,12 +257,20 @@ def show_claim(claim: Annotated[str, typer.Argument(help="Id of a card")]) -> No
     print_claim(find_claim(claim, cards), load_contradictions(project, cards), Console())
 
 
+def _remembered(study: str, step: str) -> AbstractContextManager[None]:
+    from specprefill_repro.made_from import remembered
+    from specprefill_repro.project import find_project
+
+    return remembered(find_project(), study, step)
+
+
 @stage.command("model")
 def stage_model(study: str, model: str) -> None:
     """Fetch or derive a model and write its receipt."""
     from specprefill_repro import stages
 
-    stages.model(study, model)
+    with _remembered(study, f"models/{model}"):
+        stages.model(study, model)
 
 
 @stage.command("environment")
@@ -254,7 +278,8 @@ def stage_environment(study: str, name: str) -> None:
     """Install the environment of a server engine."""
     from specprefill_repro import stages
 
-    stages.environment(study, name)
+    with _remembered(study, f"environments/{name}"):
+        stages.environment(study, name)
 
 
 @stage.command("prompts")
@@ -262,7 +287,8 @@ def stage_prompts(study: str, pair: str, length: int) -> None:
     """Write the prompts of one pair and length."""
     from specprefill_repro import stages
 
-    stages.prompts(study, pair, length)
+    with _remembered(study, f"prompts/{pair}-{length}"):
+        stages.prompts(study, pair, length)
 
 
 @stage.command("gate")
@@ -270,7 +296,8 @@ def stage_gate(study: str, pair: str) -> None:
     """Check one pair."""
     from specprefill_repro import stages
 
-    stages.gate(study, pair)
+    with _remembered(study, f"gate/{pair}"):
+        stages.gate(study, pair)
 
 
 @stage.command("block")
@@ -278,7 +305,8 @@ def stage_block(study: str, cell: str, index: int) -> None:
     """Measure one block."""
     from specprefill_repro import stages
 
-    stages.block(study, cell, index)
+    with _remembered(study, f"blocks/{cell}/{index}"):
+        stages.block(study, cell, index)
 
 
 @stage.command("stopping")
@@ -286,7 +314,8 @@ def stage_stopping(study: str, cell: str, blocks: int) -> None:
     """Decide whether a cell gets another block."""
     from specprefill_repro import stages
 
-    stages.stopping(study, cell, blocks)
+    with _remembered(study, f"stopping/{cell}/{blocks}"):
+        stages.stopping(study, cell, blocks)
 
 
 @stage.command("estimates")
@@ -294,7 +323,8 @@ def stage_estimates(study: str) -> None:
     """Records to estimates."""
     from specprefill_repro import stages
 
-    stages.estimates(study)
+    with _remembered(study, "estimates"):
+        stages.estimates(study)
 
 
 @stage.command("verdicts")
@@ -302,7 +332,8 @@ def stage_verdicts(study: str) -> None:
     """Estimates and claims to verdicts."""
     from specprefill_repro import stages
 
-    stages.verdicts(study)
+    with _remembered(study, "verdicts"):
+        stages.verdicts(study)
 
 
 @stage.command("report")
@@ -310,7 +341,8 @@ def stage_report(study: str) -> None:
     """Render the page."""
     from specprefill_repro import stages
 
-    stages.report(study)
+    with _remembered(study, "report"):
+        stages.report(study)
 
 
 def main() -> None:

@@ -5,8 +5,8 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn, TypeVar
 
@@ -108,15 +108,34 @@ def write_bytes(path: Path, content: bytes) -> None:
         file.write(content)
 
 
+def write_all(files: Mapping[Path, bytes]) -> None:
+    """Replace several files; none before all of them are on disk, then one after the other, the first one last.
+
+    Raises:
+        ReproError: as `atomic_file`; all are then as they were.
+    """
+    with ExitStack() as stack:
+        for path, content in files.items():
+            file = stack.enter_context(atomic_file(path))
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+
+
 def write_text(path: Path, content: str) -> None:
     """Replace `path` by `content` (UTF-8) atomically."""
     write_bytes(path, content.encode())
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write a plain value or a pydantic model as indented JSON with sorted keys, atomically."""
+def json_bytes(value: Any) -> bytes:
+    """A plain value or a pydantic model as indented JSON with sorted keys."""
     plain = value.model_dump(mode="json") if isinstance(value, BaseModel) else value
-    write_text(path, json.dumps(plain, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n")
+    return (json.dumps(plain, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n").encode()
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replace `path` by a plain value or a pydantic model as `json_bytes` has it, atomically."""
+    write_bytes(path, json_bytes(value))
 
 
 def read_limited(path: Path, limit: int) -> bytes:

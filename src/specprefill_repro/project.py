@@ -12,6 +12,10 @@ class Project:
 
     root: Path
 
+    def relative(self, path: Path) -> str:
+        """A path of the project as it is shown and recorded: below its root, with slashes."""
+        return path.relative_to(self.root).as_posix()
+
     @property
     def config(self) -> Path:
         return self.root / "config"
@@ -96,6 +100,17 @@ class Project:
 
     def report(self, study: str) -> Path:
         return self.root / "reports" / study / "index.html"
+
+    def report_receipt(self, study: str) -> Path:
+        return self.study_results(study) / "report.json"
+
+    def made_from(self, study: str, step: str) -> Path:
+        """What a step's outputs were made from; beside them, and no output itself."""
+        return self.study_results(study) / "made-from" / f"{step}.json"
+
+    def part(self, digest: str) -> Path:
+        """What the digest of a part stands for, whichever study and step has it."""
+        return self.results / "parts" / f"{digest}.json"
 
 
 def find_project(start: Path | None = None) -> Project:

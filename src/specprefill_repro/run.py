@@ -77,6 +77,8 @@ def run_study(project: Project, name: str) -> None:
                 process.wait()
                 raise
     if process.returncode != 0:
+        if project.report(name).is_file():
+            console.print(f"The last report is as it was: {os.path.relpath(project.report(name))}", soft_wrap=True)
         raise failures[0] if failures else _snakemake_failed(log, process.returncode)
     print_verdicts(read_model(project.verdicts(name), Verdicts).verdicts, console)
     console.print(f"Report: {os.path.relpath(project.report(name))}", soft_wrap=True)

@@ -1,12 +1,14 @@
 """One function a stage: reads the files of the stages before, writes its own. Callable without Snakemake."""
 
+import hashlib
+
 import numpy as np
 
 from specprefill_repro import __version__
 from specprefill_repro.errors import ReproError
 from specprefill_repro.estimates.schema import Estimates, Look, estimates_json
 from specprefill_repro.estimates.stopping import blocks_to_run, look
-from specprefill_repro.files import read_model, sha256_file, write_bytes, write_json, write_text
+from specprefill_repro.files import read_model, sha256_file, write_all, write_bytes, write_json, write_text
 from specprefill_repro.gate.schema import GateResult
 from specprefill_repro.models.schema import Manifest
 from specprefill_repro.project import Project, find_project
@@ -147,11 +149,11 @@ def verdicts(study: str, project: Project | None = None) -> None:
 
 
 def report(study: str, project: Project | None = None) -> None:
-    """Render the page and its machine-readable twins."""
+    """Render the page and its machine-readable twins. The old ones stay until all the new ones are there."""
     from specprefill_repro.engines.history import load_history
     from specprefill_repro.report.build import render_report
-    from specprefill_repro.report.data import LISTED_TRIALS, ReportData
-    from specprefill_repro.report.tables import write_tables
+    from specprefill_repro.report.data import LISTED_TRIALS, ReportData, ReportReceipt
+    from specprefill_repro.report.tables import CSV, recomputable, table_files
     from specprefill_repro.trials.table import Trials, read_table, to_models
 
     project = project or find_project()
@@ -162,7 +164,7 @@ def report(study: str, project: Project | None = None) -> None:
     found = read_model(project.estimates(study), Estimates)
     judged = read_model(project.verdicts(study), Verdicts)
     page = project.report(study)
-    hashes = write_tables(page.parent, trials, blocks, found, judged)
+    tables = table_files(trials, blocks, found, judged)
     carried = len(trials) <= LISTED_TRIALS
     data = ReportData(
         study=loaded,
@@ -173,10 +175,15 @@ def report(study: str, project: Project | None = None) -> None:
         gates=gates(project, loaded),
         models=manifests(project, loaded),
         facts=page_facts(project, found),
-        beside={} if carried else hashes,
+        beside={} if carried else recomputable(tables),
         history=load_history(project.config) if loaded.questions or loaded.has_servers else None,
     )
-    write_text(page, render_report(data, trials))
+    files = {page: render_report(data, trials).encode(), **{page.parent / name: tables[name] for name in tables}}
+    write_all(files)
+    if CSV not in tables:
+        (page.parent / CSV).unlink(missing_ok=True)
+    shown = {project.relative(path): hashlib.sha256(content).hexdigest() for path, content in files.items()}
+    write_json(project.report_receipt(study), ReportReceipt(files=shown))
 
 
 def page_facts(project: Project, found: Estimates) -> dict[str, str]:

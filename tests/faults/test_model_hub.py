@@ -33,7 +33,7 @@ from specprefill_repro.models.load import load_lock
 from specprefill_repro.models.manifest import check_untouched, load_manifest
 from specprefill_repro.project import Project
 from specprefill_repro.run import lock_unlocked
-from specprefill_repro.staleness import model_parameter
+from specprefill_repro.staleness import model_parts, parameter
 from specprefill_repro.study.load import load_study
 from specprefill_repro.study.schema import Study
 from tiny_model import write_tiny_model
@@ -280,9 +280,9 @@ def test_damaged_file_alone_is_downloaded_anew(project: Project, hub: HubServer)
 def test_lock_before_a_run_leaves_no_model_stale_after_it(project: Project, hub: HubServer) -> None:
     study = small_study(project)
     lock_unlocked(project, study)
-    before = model_parameter(project, study, "tiny")
+    before = parameter(model_parts(project, study, "tiny"))
     fetch_model(project, "tiny", patience=QUICK)
-    assert model_parameter(project, study, "tiny") == before
+    assert parameter(model_parts(project, study, "tiny")) == before
 
 
 def test_offline_option_reaches_all_that_could_ask(

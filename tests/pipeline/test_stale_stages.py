@@ -1,20 +1,25 @@
-"""On the real workflow: each edit makes exactly the stages stale that it must, and nothing else."""
+"""On the real workflow: each edit makes exactly the stages stale that it must, and nothing else.
 
+`due` holds Snakemake's dry run and `status` against each other in every one of these tests.
+"""
+
+import json
 import os
 import re
 from pathlib import Path
 
 import pytest
 
-from small_project import command, make_small_project, planned_outputs
+from small_project import PAGE, command, due, make_small_project, planned_outputs
 from tiny_model import write_tiny_model
 
 SPECULATIVE = "blocks/pair-400-speculative-keep0.5/0.json"
 PLACEBO = "blocks/pair-400-placebo/0.json"
 GATE = "gate/pair.json"
 PROMPTS = "prompts/pair-400.json"
-REPORT = "reports/tiny/index.html"
+REPORT = "report.json"
 ESTIMATES = {"estimates.json", "trials.parquet", "blocks.parquet"}
+TEMPLATES = "src/specprefill_repro/report/templates"
 ANALYSIS = {*ESTIMATES, "verdicts.json", REPORT}
 
 
@@ -24,7 +29,7 @@ def finished(tmp_path_factory) -> Path:
     root = make_small_project(tmp_path_factory.mktemp("finished study"))
     done = command(root, "run", "tiny")
     assert done.returncode == 0, done.stderr + (root / "results/studies/tiny/logs/snakemake.log").read_text()
-    assert (root / REPORT).is_file()
+    assert (root / PAGE).is_file()
     return root
 
 
@@ -45,6 +50,14 @@ def edit(finished):
         file.write_bytes(content)
 
 
+def known_seconds(root: Path, block: str) -> float:
+    """What the records of a block say that its processes took, but for a little that no clock of theirs covers."""
+    receipt = json.loads((root / "results/studies/tiny" / block).read_text())
+    records = [next((root / "results/store/records").rglob(f"{name}.json")) for name in receipt["records"]]
+    clocks = ("ready_seconds", "load_seconds", "warmup_seconds", "seconds", "decode_seconds")
+    return sum(json.loads(record.read_text())[clock] for record in records for clock in clocks)
+
+
 def test_a_finished_study_has_nothing_to_do(finished):
     assert planned_outputs(finished) == set()
 
@@ -63,14 +76,19 @@ def test_comments_and_docstrings_make_nothing_stale(finished, edit):
 
 
 def test_the_report_template_makes_the_report_alone_stale(finished, edit):
-    template = next((finished / "src/specprefill_repro/report/templates").rglob("*.html"))
+    template = next((finished / TEMPLATES).rglob("*.html"))
     edit(str(template.relative_to(finished)), "<", " <")
-    assert planned_outputs(finished) == {REPORT}
+    stale = due(finished)
+    assert stale.keys() == {REPORT}
+    assert stale[REPORT].why == f"templates: {template.relative_to(finished / TEMPLATES)} changed"
 
 
 def test_statistics_make_analysis_and_report_stale(finished, edit):
     edit("src/specprefill_repro/estimates/statistics.py", "", "\nADDED = 1\n")
-    assert planned_outputs(finished) == ANALYSIS
+    stale = due(finished)
+    assert stale.keys() == ANALYSIS
+    assert "code: estimates/statistics.py: ADDED added" in stale["estimates.json"].why
+    assert "reads results/studies/tiny/estimates.json, stale" in stale["verdicts.json"].why
 
 
 def test_the_rules_of_verdicts_make_verdicts_and_report_stale(finished, edit):
@@ -80,8 +98,14 @@ def test_the_rules_of_verdicts_make_verdicts_and_report_stale(finished, edit):
 
 def test_scoring_code_makes_the_gate_and_speculative_trials_stale(finished, edit):
     edit("src/specprefill_repro/prefill/scoring.py", "return total / width", "return total * (1 / width)")
+    stale = due(finished)
     # The placebo's block reads its pair's gate result, so it is looked at again, and found in the store.
-    assert planned_outputs(finished) == {GATE, SPECULATIVE, PLACEBO, *ANALYSIS}
+    assert stale.keys() == {GATE, SPECULATIVE, PLACEBO, *ANALYSIS}
+    assert stale[GATE].why == stale[SPECULATIVE].why.partition("; reads")[0]
+    assert stale[GATE].why == "code: prefill/scoring.py: function average_pool changed"
+    assert stale[PLACEBO].why == "reads results/studies/tiny/gate/pair.json, stale"
+    assert stale[PLACEBO].seconds == 0
+    assert stale[SPECULATIVE].seconds == pytest.approx(known_seconds(finished, SPECULATIVE), rel=0.5)
 
 
 def test_target_side_prefill_code_makes_every_trial_stale(finished, edit):
@@ -91,22 +115,36 @@ def test_target_side_prefill_code_makes_every_trial_stale(finished, edit):
 
 def test_adding_a_keep_rate_runs_its_blocks_alone(finished, edit):
     edit("config/studies/tiny.yaml", "keep: [0.5]", "keep: [0.5, 0.3]")
-    assert planned_outputs(finished) == {"blocks/pair-400-speculative-keep0.3/0.json", *ANALYSIS}
+    stale, block = due(finished), "blocks/pair-400-speculative-keep0.3/0.json"
+    assert stale.keys() == {block, *ANALYSIS}
+    assert stale[block].why == "not run yet"
+    # Nothing like it ran before: as long as the others, whose prompts are as long.
+    others = [known_seconds(finished, path) for path in (SPECULATIVE, PLACEBO)]
+    assert stale[block].seconds == pytest.approx(sum(others) / 2, rel=0.5)
+    assert "study: comparisons: number 1: keep [0.5] -> [0.5, 0.3]" in stale[REPORT].why
 
 
 def test_removing_a_comparison_runs_the_analysis_alone(finished, edit):
     edit("config/studies/tiny.yaml", "  - {pair: pair, treatment: placebo, lengths: [400], blocks: 1}\n", "")
-    assert planned_outputs(finished) == ANALYSIS
+    stale = due(finished)
+    assert stale.keys() == ANALYSIS
+    assert stale["estimates.json"].why == f"no longer reads results/studies/tiny/{PLACEBO}"
 
 
 def test_a_prompt_parameter_makes_prompts_and_trials_stale(finished, edit):
     edit("config/studies/tiny.yaml", "seed: 7", "seed: 8")
-    assert planned_outputs(finished) == {PROMPTS, SPECULATIVE, PLACEBO, *ANALYSIS}
+    stale = due(finished)
+    assert stale.keys() == {PROMPTS, SPECULATIVE, PLACEBO, *ANALYSIS}
+    assert stale[PROMPTS].why == "study: seed 7 -> 8"
 
 
 def test_the_environment_lock_makes_all_that_computes_stale(finished, edit):
-    edit("envs/pipeline.lock", "mlx-lm==", "mlx-lm ==")
-    assert planned_outputs(finished) == {GATE, PROMPTS, SPECULATIVE, PLACEBO, *ANALYSIS}
+    edit("envs/pipeline.lock", "mlx-lm==", "mlx-lm==1")
+    stale = due(finished)
+    assert stale.keys() == {GATE, PROMPTS, SPECULATIVE, PLACEBO, *ANALYSIS}
+    pinned = re.search(r"^mlx-lm==1(\S+)", (finished / "envs/pipeline.lock").read_text(), re.MULTILINE)
+    assert pinned is not None
+    assert stale[PROMPTS].why == f"environment: mlx-lm {pinned[1]} -> 1{pinned[1]}"
 
 
 def test_a_claim_makes_verdicts_and_report_stale(finished, edit):
@@ -114,7 +152,10 @@ def test_a_claim_makes_verdicts_and_report_stale(finished, edit):
     number = re.search(r"value: ([0-9.]+)", file.read_text())
     assert number is not None
     edit("config/claims/demo.yaml", number.group(0), "value: 0.5")
-    assert planned_outputs(finished) == ANALYSIS - ESTIMATES
+    stale = due(finished)
+    assert stale.keys() == ANALYSIS - ESTIMATES
+    assert "config/claims/demo.yaml: claims: demo-" in stale["verdicts.json"].why
+    assert f": value {number[1]} -> 0.5" in stale["verdicts.json"].why
 
 
 def test_a_model_file_makes_its_model_and_all_that_reads_it_stale(finished):
@@ -122,8 +163,30 @@ def test_a_model_file_makes_its_model_and_all_that_reads_it_stale(finished):
     before = {file: file.read_bytes() for file in folder.iterdir()}
     try:
         write_tiny_model(folder, seed=3, layers=2)
-        assert planned_outputs(finished) == {"models/draft.json", GATE, PROMPTS, SPECULATIVE, PLACEBO, *ANALYSIS}
+        stale = due(finished)
+        assert stale.keys() == {"models/draft.json", GATE, PROMPTS, SPECULATIVE, PLACEBO, *ANALYSIS}
+        assert "model: files: model.safetensors: sha256 " in stale["models/draft.json"].why
+        assert stale[PROMPTS].why == "reads results/studies/tiny/models/draft.json, stale"
     finally:
         for file, content in before.items():
             file.write_bytes(content)
     assert planned_outputs(finished) == set()
+
+
+def test_a_report_that_fails_leaves_the_last_one_and_the_next_run_makes_it(finished, edit):
+    page = finished / PAGE
+    before = {file.name: file.read_bytes() for file in page.parent.iterdir()}
+    first = (finished / TEMPLATES / "page.html").read_text()[:20]
+    edit(f"{TEMPLATES}/page.html", first, "{{ nobody_knows_this }}" + first)
+    failed = command(finished, "run", "tiny")
+    assert failed.returncode != 0 and f"The last report is as it was: {PAGE}" in failed.stderr
+    assert {file.name: file.read_bytes() for file in page.parent.iterdir()} == before
+    # A page that somebody removed is missed too.
+    page.unlink()
+    stale = due(finished)
+    assert stale.keys() == {REPORT}
+    assert stale[REPORT].why.startswith(f"results/studies/tiny/report.json, {PAGE} is gone")
+    edit(f"{TEMPLATES}/page.html", "{{ nobody_knows_this }}", "")
+    assert command(finished, "run", "tiny").returncode == 0
+    assert planned_outputs(finished) == set()
+    assert {file.name: file.read_bytes() for file in page.parent.iterdir()} == before

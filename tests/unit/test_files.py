@@ -21,6 +21,7 @@ from specprefill_repro.files import (
     read_yaml,
     read_yaml_model,
     sha256_file,
+    write_all,
     write_json,
     write_text,
 )
@@ -109,6 +110,18 @@ def test_a_folder_that_may_not_be_written_is_explained(tmp_path, monkeypatch):
     with pytest.raises(ReproError, match="Permission denied") as error:
         write_text(tmp_path / "file", "x")
     assert error.value.exit_code is Exit.ENVIRONMENT
+
+
+def test_of_several_files_none_is_replaced_before_all_can_be(tmp_path):
+    page, table = tmp_path / "page", tmp_path / "table"
+    write_all({page: b"old", table: b"old"})
+    (tmp_path / "no-folder").write_text("")
+    with pytest.raises(OSError):
+        write_all({page: b"new", table: b"new", tmp_path / "no-folder" / "file": b"new"})
+    assert (page.read_bytes(), table.read_bytes()) == (b"old", b"old")
+    assert {path.name for path in tmp_path.iterdir()} == {"page", "table", "no-folder"}
+    write_all({page: b"new", table: b"new"})
+    assert (page.read_bytes(), table.read_bytes()) == (b"new", b"new")
 
 
 def yaml_file(tmp_path: Path, text: str) -> Path:

@@ -11,7 +11,7 @@ from report_inputs import report_data
 from specprefill_repro.estimates.schema import Estimates
 from specprefill_repro.files import content_id, read_model
 from specprefill_repro.report.data import ReportData
-from specprefill_repro.report.tables import trials_csv, write_tables
+from specprefill_repro.report.tables import table_files, trials_csv
 from specprefill_repro.trials.table import Trials, block_table
 from specprefill_repro.verdicts.schema import Verdicts
 
@@ -25,7 +25,9 @@ def csv_of(data: ReportData) -> str:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("twins")
-    write_tables(path, Trials.of_records(DATA.records), block_table(DATA.receipts), DATA.estimates, DATA.verdicts)
+    trials, blocks = Trials.of_records(DATA.records), block_table(DATA.receipts)
+    for name, content in table_files(trials, blocks, DATA.estimates, DATA.verdicts).items():
+        (path / name).write_bytes(content)
     return path
 
 

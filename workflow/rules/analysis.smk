@@ -11,7 +11,9 @@ rule estimates:
         "../../envs/pipeline.yaml"
     params:
         study=STUDY.name,
-        settings=lambda wildcards: staleness.estimates_parameter(PROJECT, STUDY),
+        settings=lambda wildcards: staleness.parameter(
+            staleness.estimates_parts(PROJECT, STUDY)
+        ),
     shell:
         "specprefill-repro stage estimates {params.study} 2> {log:q}"
 
@@ -29,6 +31,8 @@ rule verdicts:
         "../../envs/pipeline.yaml"
     params:
         study=STUDY.name,
-        settings=lambda wildcards: staleness.verdicts_parameter(PROJECT, STUDY),
+        settings=lambda wildcards: staleness.parameter(
+            staleness.verdicts_parts(PROJECT, STUDY)
+        ),
     shell:
         "specprefill-repro stage verdicts {params.study} 2> {log:q}"

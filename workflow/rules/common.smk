@@ -25,7 +25,13 @@ except ReproError as error:
     sys.exit(f"{error}")
 
 RESULTS = f"results/studies/{STUDY.name}"
-REPORT = f"reports/{STUDY.name}/index.html"
+# The page is an output while there is none. Later its receipt alone is: Snakemake deletes outputs before a rerun, and
+# the old page has to stay readable until the new one has replaced it.
+PAGE = f"reports/{STUDY.name}/index.html"
+REPORT = [
+    f"{RESULTS}/report.json",
+    *([] if PROJECT.report(STUDY.name).exists() else [PAGE]),
+]
 GATES = [f"{RESULTS}/gate/{pair}.json" for pair in STUDY.pairs]
 # The estimates, and the records that they were made from as tables: nothing after them reads the store.
 ESTIMATES = [

@@ -8,8 +8,8 @@ rule environment:
         "../../envs/pipeline.yaml"
     params:
         study=STUDY.name,
-        settings=lambda wildcards: staleness.environment_parameter(
-            PROJECT, wildcards.environment
+        settings=lambda wildcards: staleness.parameter(
+            staleness.environment_parts(PROJECT, wildcards.environment)
         ),
     shell:
         "specprefill-repro stage environment {params.study} {wildcards.environment} 2> {log:q}"

@@ -12,6 +12,8 @@ rule gate:
         accelerator=1,
     params:
         study=STUDY.name,
-        settings=lambda wildcards: staleness.gate_parameter(PROJECT, STUDY),
+        settings=lambda wildcards: staleness.parameter(
+            staleness.gate_parts(PROJECT, STUDY)
+        ),
     shell:
         "specprefill-repro stage gate {params.study} {wildcards.pair} 2> {log:q}"

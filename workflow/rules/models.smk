@@ -13,8 +13,8 @@ rule model:
         accelerator=1,
     params:
         study=STUDY.name,
-        settings=lambda wildcards: staleness.model_parameter(
-            PROJECT, STUDY, wildcards.model
+        settings=lambda wildcards: staleness.parameter(
+            staleness.model_parts(PROJECT, STUDY, wildcards.model)
         ),
     shell:
         "specprefill-repro stage model {params.study} {wildcards.model} 2> {log:q}"

@@ -10,8 +10,10 @@ rule prompts:
         "../../envs/pipeline.yaml"
     params:
         study=STUDY.name,
-        settings=lambda wildcards: staleness.prompts_parameter(
-            PROJECT, STUDY, wildcards.pair, int(wildcards.length)
+        settings=lambda wildcards: staleness.parameter(
+            staleness.prompts_parts(
+                PROJECT, STUDY, wildcards.pair, int(wildcards.length)
+            )
         ),
     shell:
         "specprefill-repro stage prompts {params.study} {wildcards.pair} {wildcards.length} 2> {log:q}"

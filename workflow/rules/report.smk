@@ -6,13 +6,15 @@ rule report:
         gates=GATES,
         models=RECEIPTS,
     output:
-        REPORT,
+        *REPORT,
     log:
         f"{RESULTS}/logs/report.log",
     conda:
         "../../envs/pipeline.yaml"
     params:
         study=STUDY.name,
-        settings=lambda wildcards: staleness.report_parameter(PROJECT, STUDY),
+        settings=lambda wildcards: staleness.parameter(
+            staleness.report_parts(PROJECT, STUDY)
+        ),
     shell:
         "specprefill-repro stage report {params.study} 2> {log:q}"

@@ -13,8 +13,8 @@ rule block:
         accelerator=1,
     params:
         study=STUDY.name,
-        settings=lambda wildcards: staleness.block_parameter(
-            PROJECT, STUDY, CELLS[wildcards.cell]
+        settings=lambda wildcards: staleness.parameter(
+            staleness.block_parts(PROJECT, STUDY, CELLS[wildcards.cell])
         ),
     shell:
         "specprefill-repro stage block {params.study} {wildcards.cell} {wildcards.index} 2> {log:q}"
@@ -32,8 +32,8 @@ checkpoint stopping:
         "../../envs/pipeline.yaml"
     params:
         study=STUDY.name,
-        settings=lambda wildcards: staleness.stopping_parameter(
-            PROJECT, STUDY, CELLS[wildcards.cell]
+        settings=lambda wildcards: staleness.parameter(
+            staleness.stopping_parts(PROJECT, STUDY, CELLS[wildcards.cell])
         ),
     shell:
         "specprefill-repro stage stopping {params.study} {wildcards.cell} {wildcards.blocks} 2> {log:q}"

@@ -5,7 +5,6 @@ Everything but the lock files follows from the page and the records, so whoever 
 
 import hashlib
 import json
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from specprefill_repro.errors import ReproError
 from specprefill_repro.files import read_limited
 from specprefill_repro.project import Project
 from specprefill_repro.report.data import ReportData, read_embedded
-from specprefill_repro.report.tables import read_tables, write_tables
+from specprefill_repro.report.tables import read_tables, table_files
 from specprefill_repro.trials.schema import BlockReceipt
 from specprefill_repro.trials.table import Trials, block_table
 from specprefill_repro.verify import MAX_PAGE_BYTES, verify_page
@@ -103,11 +102,8 @@ def settings_files(data: ReportData) -> Files:
 
 def _tables(report: Report) -> Files:
     """What lies beside the page."""
-    with tempfile.TemporaryDirectory() as folder:
-        data, blocks = report.data, block_table(report.receipts)
-        write_tables(Path(folder), report.trials, blocks, data.estimates, data.verdicts)
-        written = {path.name: path.read_bytes() for path in Path(folder).iterdir()}
-    return {**written, **report.beside}
+    data = report.data
+    return {**table_files(report.trials, block_table(report.receipts), data.estimates, data.verdicts), **report.beside}
 
 
 def json_text(value: Any) -> bytes:

@@ -9,18 +9,22 @@ from specprefill_repro.study.schema import Selection, Study
 from specprefill_repro.trials.lease import machine_lease
 from specprefill_repro.trials.machine import machine_facts
 
+GATE_CODE = ("specprefill_repro.gate.checks",)
+"""Modules whose code can change the gate's result."""
+
 
 def gate_settings(project: Project, study: Study) -> dict[str, str]:
     """What is known before the gate runs and can change its result, by name; a parameter of its Snakemake rule."""
     return {
-        "code": code_fingerprint(["specprefill_repro.gate.checks"]),
+        "code": code_fingerprint(GATE_CODE),
         "environment": sha256_file(project.environment_lock),
         "machine": content_id(machine_facts()),
-        "selection": content_id([study.selection.model_dump(), [rule.model_dump() for rule in _sampling(study)]]),
+        "selection": content_id([study.selection.model_dump(), [rule.model_dump() for rule in sampling_rules(study)]]),
     }
 
 
-def _sampling(study: Study) -> tuple[Selection, ...]:
+def sampling_rules(study: Study) -> tuple[Selection, ...]:
+    """The study's rules that draw look-ahead tokens."""
     return tuple(rule for rule in study.selections if rule.temperature > 0)
 
 
@@ -43,7 +47,7 @@ def run_gate(project: Project, study: Study, pair_name: str) -> GateResult:
             project.model_folder(target.name),
             project.model_folder(draft.name),
             study.selection,
-            _sampling(study),
+            sampling_rules(study),
         )
         checks = tuple(run_checks(loaded))
     result = GateResult(

@@ -59,6 +59,13 @@ class ReportData(Frozen):
         return not self.beside
 
 
+class ReportReceipt(Frozen):
+    """Says that a report was made. The page itself is replaced once the new one is whole, and is never deleted."""
+
+    files: dict[str, str]
+    """SHA-256 of the page and of the files beside it, by their path below the project."""
+
+
 def embedded(data: ReportData) -> str:
     """Return the JSON text of the page's data block.
 

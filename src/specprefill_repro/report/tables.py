@@ -3,6 +3,7 @@
 import hashlib
 import io
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,38 +13,32 @@ import pyarrow.csv
 
 from specprefill_repro.errors import Exit, ReproError
 from specprefill_repro.estimates.schema import Estimates, estimates_json
-from specprefill_repro.files import parse_model, read_limited, write_bytes, write_json, write_text
+from specprefill_repro.files import json_bytes, parse_model, read_limited
 from specprefill_repro.report.data import LISTED_TRIALS, ReportData
 from specprefill_repro.trials.schema import BlockReceipt, TrialRecord
 from specprefill_repro.trials.table import MAX_FILE_BYTES, Trials, check_ids, parquet, parse_table, to_models
 from specprefill_repro.verdicts.schema import Verdicts
 
 TRIALS, BLOCKS, ESTIMATES = "trials.parquet", "blocks.parquet", "estimates.json"
+VERDICTS, CSV = "verdicts.json", "trials.csv"
 FORMULA = r"^([=+\-@\t\r])"
 """How a text begins that a spreadsheet would take for a formula."""
 
 
-def write_tables(
-    folder: Path, trials: Trials, blocks: pa.Table, estimates: Estimates, verdicts: Verdicts
-) -> dict[str, str]:
-    """Write them into `folder`; the CSV only while a spreadsheet can hold it.
-
-    Returns:
-        The SHA-256, by name, of those from which `verify` can recompute the page.
-    """
-    contents = {
+def table_files(trials: Trials, blocks: pa.Table, estimates: Estimates, verdicts: Verdicts) -> dict[str, bytes]:
+    """Their contents by name; the CSV only while a spreadsheet can hold it."""
+    files = {
         TRIALS: parquet(trials.table),
         BLOCKS: parquet(blocks),
         ESTIMATES: estimates_json(estimates).encode(),
+        VERDICTS: json_bytes(verdicts),
     }
-    for name, content in contents.items():
-        write_bytes(folder / name, content)
-    if len(trials) <= LISTED_TRIALS:
-        write_text(folder / "trials.csv", trials_csv(trials))
-    else:
-        (folder / "trials.csv").unlink(missing_ok=True)
-    write_json(folder / "verdicts.json", verdicts)
-    return {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
+    return {**files, CSV: trials_csv(trials).encode()} if len(trials) <= LISTED_TRIALS else files
+
+
+def recomputable(files: Mapping[str, bytes]) -> dict[str, str]:
+    """The SHA-256, by name, of those files from which `verify` can recompute the page."""
+    return {name: hashlib.sha256(files[name]).hexdigest() for name in (TRIALS, BLOCKS, ESTIMATES)}
 
 
 def read_tables(folder: Path, data: ReportData) -> tuple[Estimates, Trials, tuple[BlockReceipt, ...]]:

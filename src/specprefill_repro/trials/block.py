@@ -37,10 +37,9 @@ def block_settings(project: Project, study: Study, cell: Cell, engine: Engine | 
         engine: by default the one that the study has the cell run on.
     """
     engine = engine or engine_of(project, study, cell.engine)
-    arms = (cell.baseline.kind, cell.treated.kind)
     perplexity = ["perplexity"] if study.prompts.perplexity else []
     return {
-        "code": code_fingerprint(["specprefill_repro.prompts.needle", *engine.code(arms)]),
+        "code": code_fingerprint(block_code(engine, cell)),
         "engine": engine.name,
         "environment": sha256_file(project.environment_lock),
         "machine": content_id(machine_facts()),
@@ -48,6 +47,11 @@ def block_settings(project: Project, study: Study, cell: Cell, engine: Engine | 
         "prefill": content_id([study.prefill_step, study.warmup_tokens, study.prompts.answer_tokens, *perplexity]),
         **engine.settings(),
     }
+
+
+def block_code(engine: Engine, cell: Cell) -> tuple[str, ...]:
+    """Modules whose code can change a block's numbers."""
+    return ("specprefill_repro.prompts.needle", *engine.code((cell.baseline.kind, cell.treated.kind)))
 
 
 def block_fingerprint(
