@@ -68,7 +68,11 @@ def study_status(project: Project, study: Study) -> list[Standing]:
     hash_of = cache(sha256_file)
     found: dict[str, Standing] = {}
     for step in steps:
-        before = {file: found[makers[file]].state for file in (*step.inputs, *step.after) if file in makers}
+        asked_by = found.get(makers.get(step.asked_by, "")) if step.asked_by else None
+        if asked_by and asked_by.state is not State.FRESH and not any(file.exists() for file in step.outputs):
+            continue  # Whether it is wanted at all, that look decides anew.
+        makers_before = [(file, makers[file]) for file in (*step.inputs, *step.after) if file in makers]
+        before = {file: found[maker].state for file, maker in makers_before if maker in found}
         state, reasons = _judge(project, step, records[step.id], before, hash_of)
         found[step.id] = Standing(step, state, reasons, prices.of(step, state, before))
     return list(found.values())

@@ -28,7 +28,9 @@ class Step:
     parts: Callable[[], Parts]
     """What else can change its result; works on files, so ask once."""
     after: tuple[Path, ...] = ()
-    """Files of other steps that decide which inputs it has."""
+    """Looks that decide which inputs it has."""
+    asked_by: Path | None = None
+    """The look that asked for it: a further block of a cell, or the look after that."""
 
 
 def steps_of(project: Project, study: Study) -> list[Step]:
@@ -133,17 +135,29 @@ def _cell_steps(project: Project, study: Study, cell: Cell) -> Iterator[Step]:
             known.append(staleness.block_parts(project, study, cell))
         return known[0]
 
-    blocks = blocks_of(project, study, cell)
-    for index in range(blocks):
+    def block(index: int) -> Step:
         receipt = project.block_receipt(study.name, cell.id, index)
-        yield Step(f"blocks/{cell.id}/{index}", inputs, (receipt,), parts)
-    for number in looks_of(cell, blocks):
-        yield Step(
+        return Step(f"blocks/{cell.id}/{index}", inputs, (receipt,), parts, asked_by=look_before(index))
+
+    def look(number: int) -> Step:
+        return Step(
             f"stopping/{cell.id}/{number}",
             tuple(project.block_receipt(study.name, cell.id, index) for index in range(number)),
             (project.stopping(study.name, cell.id, number),),
             partial(staleness.stopping_parts, project, study, cell),
+            asked_by=look_before(number - 1),
         )
+
+    def look_before(index: int) -> Path | None:
+        return project.stopping(study.name, cell.id, index) if index >= cell.blocks else None
+
+    blocks = blocks_of(project, study, cell)
+    looks = looks_of(cell, blocks)
+    for number in range(blocks + 1):
+        if number in looks:
+            yield look(number)
+        if number < blocks:
+            yield block(number)
 
 
 def _analysis_steps(project: Project, study: Study) -> Iterator[Step]:

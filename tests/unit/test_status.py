@@ -51,13 +51,13 @@ def test_on_a_terminal_it_is_a_table_with_the_same():
         (
             [FRESH, STALE, STALE],
             "demo",
-            "1 fresh, 2 stale, 0 missing; about 8 min to bring up to date: ./reproduce demo",
+            "2 stale, 0 missing; about 8 min to bring up to date: ./reproduce demo",
         ),
         ([STALE, UNKNOWN], "demo", "about 4 min, and 1 of unknown length, to bring up to date: ./reproduce demo"),
         (
             [UNKNOWN],
             "demo.tiny",
-            "it is not known how long it takes to bring up to date: ./reproduce demo --scale tiny",
+            "not known how long it takes to bring up to date: ./reproduce demo --scale tiny",
         ),
     ],
 )
