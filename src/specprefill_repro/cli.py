@@ -229,18 +229,21 @@ def bisect_command(
 
 
 @claims.command("list")
-def list_claims(pattern: Annotated[str, typer.Argument(help="Only ids that fit, such as green-*")] = "*") -> None:
+def list_claims(
+    pattern: Annotated[str, typer.Argument(help="Only ids that fit, such as green-*")] = "*",
+    kind: Annotated[
+        str | None,
+        typer.Option(help="Only author_claim, independent_measurement, failed_reproduction, or expectation"),
+    ] = None,
+) -> None:
     """All claim cards, one a line."""
-    from fnmatch import fnmatchcase
-
     from rich.console import Console
 
     from specprefill_repro.project import find_project
-    from specprefill_repro.verdicts.claims import load_claims
+    from specprefill_repro.verdicts.claims import choose_claims, load_claims
     from specprefill_repro.verdicts.listing import print_claims
 
-    cards = load_claims(find_project())
-    print_claims([card for name, card in cards.items() if fnmatchcase(name, pattern)], Console())
+    print_claims(choose_claims(load_claims(find_project()), pattern, kind), Console())
 
 
 @claims.command("show")

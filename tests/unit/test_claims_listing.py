@@ -7,7 +7,7 @@ from rich.console import Console
 
 from specprefill_repro.errors import ReproError
 from specprefill_repro.project import Project
-from specprefill_repro.verdicts.claims import find_claim, load_claims, load_contradictions
+from specprefill_repro.verdicts.claims import choose_claims, find_claim, load_claims, load_contradictions
 from specprefill_repro.verdicts.listing import print_claim, print_claims, print_verdicts
 from specprefill_repro.verdicts.schema import Claim, ClaimKind, Verdict, Word
 
@@ -29,6 +29,21 @@ def test_on_a_terminal_it_is_a_table(cards: dict[str, Claim]) -> None:
     text = io.StringIO()
     print_claims(cards.values(), Console(file=text, width=160, force_terminal=True))
     assert f"{len(cards)} claim cards" in text.getvalue() and "━" in text.getvalue()
+
+
+def test_the_kinds_of_cards_are_listed_apart_and_make_up_all(cards: dict[str, Claim]) -> None:
+    by_kind = [choose_claims(cards, kind=kind) for kind in ClaimKind]
+    assert all(by_kind) and [{card.kind for card in some} for some in by_kind] == [{kind} for kind in ClaimKind]
+    assert sorted(card.id for some in by_kind for card in some) == sorted(cards)
+    assert [card.id for card in choose_claims(cards, "demo-*", "expectation")] == [
+        name for name, card in cards.items() if name.startswith("demo-") and card.kind is ClaimKind.EXPECTATION
+    ]
+
+
+def test_an_unknown_kind_of_card_names_the_known_ones(cards: dict[str, Claim]) -> None:
+    assert choose_claims(cards, kind="failed-reproduction") == choose_claims(cards, kind="failed_reproduction")
+    with pytest.raises(ReproError, match="author_claim, independent_measurement, failed_reproduction, expectation"):
+        choose_claims(cards, kind="rumour")
 
 
 @pytest.mark.parametrize("terminal", [False, True])

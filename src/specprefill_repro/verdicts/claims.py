@@ -18,7 +18,7 @@ from specprefill_repro.files import read_yaml_model, write_text
 from specprefill_repro.project import Project
 from specprefill_repro.schema import Frozen
 from specprefill_repro.study.schema import Study
-from specprefill_repro.verdicts.schema import Claim, Contradiction
+from specprefill_repro.verdicts.schema import Claim, ClaimKind, Contradiction
 
 SCHEMA_COMMAND = "python -m specprefill_repro.verdicts.claims --write-schema"
 
@@ -82,6 +82,22 @@ def study_claims(study: Study, claims: Mapping[str, Claim]) -> list[Claim]:
             )
         chosen |= {claim.id: claim for claim in found}
     return list(chosen.values())
+
+
+def choose_claims(claims: Mapping[str, Claim], pattern: str = "*", kind: str | None = None) -> list[Claim]:
+    """The cards whose id fits a pattern, of one kind alone where that is named.
+
+    Raises:
+        ReproError: there is no such kind.
+    """
+    if kind is not None and kind.replace("-", "_") not in tuple(ClaimKind):
+        raise ReproError(
+            f"There is no kind of claim {kind!r}.",
+            f"There are: {', '.join(ClaimKind)}.",
+            f"List one of them: specprefill-repro claims list --kind {ClaimKind.AUTHOR_CLAIM}",
+        )
+    wanted = tuple(ClaimKind) if kind is None else (kind.replace("-", "_"),)
+    return [card for name, card in claims.items() if fnmatchcase(name, pattern) and card.kind in wanted]
 
 
 def find_claim(name: str, claims: Mapping[str, Claim]) -> Claim:
