@@ -251,12 +251,23 @@ def read_yaml_model(path: Path, model: type[Model]) -> Model:
 
 def validation_summary(error: ValidationError) -> str:
     """Say in one line where a value is wrong and how; at most five places."""
+    found = error.errors()
+    # A list whose only item is wrong counts as empty as well; that is no fault of its own.
+    faults = [
+        item
+        for item in found
+        if item["type"] != "too_short" or not any(_lies_below(other["loc"], item["loc"]) for other in found)
+    ]
     places = [
         f"{'.'.join(str(part) for part in item['loc']) or 'the file'}: {item['msg']} (got {_short(item['input'])})"
-        for item in error.errors()[:5]
+        for item in faults[:5]
     ]
-    more = len(error.errors()) - len(places)
+    more = len(faults) - len(places)
     return "; ".join(places) + (f"; and {more} more" if more else "")
+
+
+def _lies_below(place: tuple[int | str, ...], other: tuple[int | str, ...]) -> bool:
+    return len(place) > len(other) and place[: len(other)] == other
 
 
 def _short(value: Any) -> str:

@@ -108,6 +108,14 @@ def test_bad_values_are_refused_with_their_place(load, path, value, named):
     assert named in error.value.what
 
 
+def test_a_wrong_item_is_the_only_fault_that_is_named(load):
+    with pytest.raises(ReproError) as error:
+        load(edited(("comparisons",), [STUDY["comparisons"][0] | {"keep": [1.5]}]))
+    assert "comparisons.0.keep.0" in error.value.what and "at least 1 item" not in error.value.what
+    with pytest.raises(ReproError, match=r"comparisons: .* at least 1 item"):
+        load(edited(("comparisons",), []))
+
+
 def test_an_unknown_study_names_the_known_ones(load, project):
     load(STUDY)
     with pytest.raises(ReproError, match=r"no study 'nothing'; there are: small") as error:
