@@ -3,8 +3,9 @@
 import pytest
 
 from report_inputs import expectation, report_data, verdict
-from specprefill_repro.report.answer import Outcome, Role, answer, headline_cell, role
+from specprefill_repro.report.answer import Outcome, Role, answer, failed_controls, headline_cell, role
 from specprefill_repro.study.schema import Treatment
+from specprefill_repro.verdicts.rules import MET, UNDECIDED
 from specprefill_repro.verdicts.schema import Rule, Word
 from synthetic_records import World
 
@@ -55,6 +56,16 @@ def test_a_failed_ruler_takes_the_answer_back() -> None:
     found = answer(report_data("gain", natural=True, verdicts=failed))
     assert found.outcome is Outcome.INVALID
     assert "does not count" in found.sentence and "ruler" in found.sentence
+
+
+@pytest.mark.parametrize("word", [*MET, *UNDECIDED])
+def test_a_ruler_that_found_more_or_is_not_decided_leaves_the_answer(word: Word) -> None:
+    data = report_data("gain", natural=True)
+    own = headline_cell(data, "self")
+    assert own is not None
+    card = expectation("ruler", Rule.PREDICTED, "The gain that the parts predict.", "self", Treatment.SPECULATIVE)
+    found = report_data("gain", natural=True, verdicts=(verdict(card, own, word, "It lies above."),))
+    assert failed_controls(found) == [] and answer(found).outcome is Outcome.GAIN
 
 
 def test_speaks_for_a_pair_with_its_longest_prompt_and_usual_keep_rate_not_with_its_best_cell() -> None:

@@ -217,6 +217,12 @@ def test_when_the_ruler_misses_no_published_claim_gets_a_verdict(
     assert found.word is Word.INVALID and control in found.sentence and found.measured is None
 
 
+def test_a_ruler_that_is_exceeded_is_met(demo_cards: list[Claim]) -> None:
+    cards = [card.model_copy(update={"ruler": card.ruler or card.id == PREDICTED}) for card in demo_cards]
+    found = judge([*cards, speed_claim("published", 2.0)], World(true_ratio={"padded-*-speculative-*": 9.0}))
+    assert found[PREDICTED].word is Word.EXCEEDED and "control" not in found["published"].sentence
+
+
 @pytest.mark.parametrize(
     "truth, expected",
     [(4.0, Word.REPRODUCED), (2.0, Word.SMALLER), (1.0, Word.TIED), (0.7, Word.SLOWER)],

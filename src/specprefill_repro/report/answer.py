@@ -13,6 +13,7 @@ from specprefill_repro.estimates.statistics import MIN_PAIRS
 from specprefill_repro.report import numbers
 from specprefill_repro.report.data import ReportData
 from specprefill_repro.study.schema import Treatment
+from specprefill_repro.verdicts.rules import MET, UNDECIDED
 from specprefill_repro.verdicts.schema import Rule, Verdict, Word
 
 TIE_MARGIN = 0.03
@@ -102,9 +103,8 @@ def outcome(data: ReportData, cell: CellEstimate) -> Outcome:
 
 
 def failed_controls(data: ReportData) -> list[Verdict]:
-    """Controls that did not come out as they must (the study's rulers); while there are any, no claim is judged."""
-    fine = {Word.REPRODUCED, Word.INCONCLUSIVE, Word.NOT_RUN}
-    return [v for v in data.verdicts.verdicts if v.claim.ruler and v.word not in fine]
+    """The study's rulers that did not come out as they must; they take the answer back, and no claim is judged."""
+    return [v for v in data.verdicts.verdicts if v.claim.ruler and v.word not in (*MET, *UNDECIDED)]
 
 
 def answer(data: ReportData) -> Answer:

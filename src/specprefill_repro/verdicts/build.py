@@ -9,7 +9,7 @@ from specprefill_repro.estimates.statistics import TIE_MARGIN, Summary, holm, mo
 from specprefill_repro.study.schema import Study, Treatment
 from specprefill_repro.verdicts.attribution import attribute
 from specprefill_repro.verdicts.matching import Facts, closest_cell, is_full_match, match_conditions
-from specprefill_repro.verdicts.rules import ANSWER_RULES, Judged, judge_answers, judge_speed
+from specprefill_repro.verdicts.rules import ANSWER_RULES, MET, Judged, judge_answers, judge_speed
 from specprefill_repro.verdicts.schema import (
     Attribution,
     Claim,
@@ -25,7 +25,6 @@ from specprefill_repro.verdicts.schema import (
 LEVEL = 0.05
 TOLERANCE = 0.15
 """Of the prediction, before a cell that no card is about counts as short of it."""
-MET = (Word.REPRODUCED, Word.EXCEEDED)
 
 
 @dataclass(frozen=True)

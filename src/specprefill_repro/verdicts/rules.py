@@ -25,6 +25,12 @@ SPEED_RULES = (Rule.AT_LEAST, Rule.EQUAL, Rule.PREDICTED, Rule.SLOWER, Rule.TIED
 ANSWER_RULES = (Rule.ANSWERS_KEPT, Rule.ANSWERS_LOST)
 
 
+MET = (Word.REPRODUCED, Word.EXCEEDED)
+"""A control with one of these words came out as it must. *Exceeded* too: the gain that it had to find was found."""
+UNDECIDED = (Word.INCONCLUSIVE, Word.NOT_RUN)
+"""Neither met nor failed: no published claim is judged then either, but what was measured stands."""
+
+
 @dataclass(frozen=True)
 class Judged:
     word: Word
