@@ -80,8 +80,11 @@ class Project:
     def gate(self, study: str, pair: str) -> Path:
         return self.study_results(study) / "gate" / f"{pair}.json"
 
+    def block_receipts(self, study: str, cell: str) -> Path:
+        return self.study_results(study) / "blocks" / cell
+
     def block_receipt(self, study: str, cell: str, index: int) -> Path:
-        return self.study_results(study) / "blocks" / cell / f"{index}.json"
+        return self.block_receipts(study, cell) / f"{index}.json"
 
     def stopping(self, study: str, cell: str, blocks: int) -> Path:
         return self.study_results(study) / "stopping" / cell / f"{blocks}.json"

@@ -2,21 +2,26 @@
 
 import hashlib
 
-import numpy as np
-
-from specprefill_repro import __version__
 from specprefill_repro.errors import ReproError
 from specprefill_repro.estimates.schema import Estimates, Look, estimates_json
-from specprefill_repro.estimates.stopping import blocks_to_run, look
-from specprefill_repro.files import read_model, sha256_file, write_all, write_bytes, write_json, write_text
+from specprefill_repro.estimates.stopping import look
+from specprefill_repro.files import (
+    parse_model,
+    read_limited,
+    read_model,
+    sha256_file,
+    write_all,
+    write_json,
+    write_text,
+)
 from specprefill_repro.gate.schema import GateResult
 from specprefill_repro.models.schema import Manifest
 from specprefill_repro.project import Project, find_project
 from specprefill_repro.staleness import cells_by_id, models_of
 from specprefill_repro.study.load import load_study
-from specprefill_repro.study.plan import Cell
 from specprefill_repro.study.schema import Study
 from specprefill_repro.trials.progress import report as tell
+from specprefill_repro.trials.receipts import block_receipts
 from specprefill_repro.trials.schema import BlockReceipt, TrialRecord
 from specprefill_repro.trials.store import Store
 from specprefill_repro.verdicts.schema import Verdicts
@@ -101,30 +106,23 @@ def stopping(study: str, cell: str, blocks: int, project: Project | None = None)
 
 def estimates(study: str, project: Project | None = None) -> None:
     """Records to estimates. What was read is written as tables too, so that no later stage reads the store."""
-    from specprefill_repro.estimates.build import estimate_study
-    from specprefill_repro.estimates.pairing import divergence_of
-    from specprefill_repro.trials.table import block_table, parquet, trials_file
+    from specprefill_repro.estimates.build import estimates_of
+    from specprefill_repro.estimates.cells import read_cells
+    from specprefill_repro.trials.table import table_file
 
     project = project or find_project()
     tell(stage="estimates")
     loaded = load_study(project, study)
-    store = Store(project.store)
-    receipts = all_receipts(project, loaded)
-    ids: dict[str, list[str]] = {}
-    for receipt in receipts:
-        ids.setdefault(receipt.cell, []).extend(receipt.records)
-    with trials_file(project.trials(study)) as add:
-
-        def trials_of(cell: str) -> list[TrialRecord]:
-            named = ids.get(cell, [])
-            records = [store.get_record(identity) for identity in named]
-            add(named, records)
-            return records
-
-        divergence = divergence_of(lambda sha256: np.frombuffer(store.log_probabilities(sha256), dtype=np.float32))
-        result = estimate_study(loaded, trials_of, receipts, gates(project, loaded), divergence)
-    write_bytes(project.blocks(study), parquet(block_table(receipts)))
-    write_text(project.estimates(study), estimates_json(result))
+    measured = []
+    with (
+        table_file(project.trials(study), TrialRecord) as trials,
+        table_file(project.blocks(study), BlockReceipt) as blocks,
+    ):
+        for cell in read_cells(project, loaded, gates(project, loaded)):
+            measured.append(cell.measured)
+            trials(cell.trials)
+            blocks(cell.blocks)
+    write_text(project.estimates(study), estimates_json(estimates_of(loaded, measured)))
 
 
 def verdicts(study: str, project: Project | None = None) -> None:
@@ -153,19 +151,28 @@ def report(study: str, project: Project | None = None) -> None:
     from specprefill_repro.engines.history import load_history
     from specprefill_repro.report.build import render_report
     from specprefill_repro.report.data import LISTED_TRIALS, ReportData, ReportReceipt
-    from specprefill_repro.report.tables import CSV, recomputable, table_files
-    from specprefill_repro.trials.table import Trials, read_table, to_models
+    from specprefill_repro.report.rows import COLUMNS
+    from specprefill_repro.report.tables import BLOCKS, CSV, ESTIMATES, TRIALS, recomputable, table_files
+    from specprefill_repro.trials.table import MAX_FILE_BYTES, Trials, parse_table, to_models
 
     project = project or find_project()
     tell(stage="report")
     loaded = load_study(project, study)
-    trials = Trials(read_table(project.trials(study), TrialRecord))
-    blocks = read_table(project.blocks(study), BlockReceipt)
-    found = read_model(project.estimates(study), Estimates)
+    # What lies beside the page is, byte for byte, what the stages before wrote.
+    contents = {
+        TRIALS: read_limited(project.trials(study), MAX_FILE_BYTES),
+        BLOCKS: read_limited(project.blocks(study), MAX_FILE_BYTES),
+        ESTIMATES: read_limited(project.estimates(study), MAX_FILE_BYTES),
+    }
+    found = parse_model(project.estimates(study), contents[ESTIMATES], Estimates)
     judged = read_model(project.verdicts(study), Verdicts)
+    blocks = parse_table(project.blocks(study), contents[BLOCKS], BlockReceipt)
+    # A page that lists no trial is made from a few columns; engines are compared record by record.
+    carried = len(blocks["records"].combine_chunks().flatten()) <= LISTED_TRIALS
+    columns = None if carried or loaded.has_servers else COLUMNS
+    trials = Trials(parse_table(project.trials(study), contents[TRIALS], TrialRecord, columns))
     page = project.report(study)
-    tables = table_files(trials, blocks, found, judged)
-    carried = len(trials) <= LISTED_TRIALS
+    tables = table_files(contents, trials if carried else None, judged)
     data = ReportData(
         study=loaded,
         estimates=found,
@@ -188,9 +195,11 @@ def report(study: str, project: Project | None = None) -> None:
 
 def page_facts(project: Project, found: Estimates) -> dict[str, str]:
     """Machine, versions and pins as the page shows them: what the trials' processes found, when they agree."""
+    from specprefill_repro.report.version import version_facts
+
     facts = {
         "environment lock (SHA-256)": sha256_file(project.environment_lock),
-        "package": __version__,
+        **version_facts(),
         "error rates": error_rates(),
     }
     for name, values in found.environment.items():
@@ -213,29 +222,6 @@ def error_rates() -> str:
 
 def _at_most(share: float) -> str:
     return f"in at most {share:.2%}" if share else "in none"
-
-
-def all_receipts(project: Project, study: Study) -> list[BlockReceipt]:
-    """The receipts of a study's blocks, cell by cell.
-
-    Raises:
-        ReproError: one is missing or was changed.
-    """
-    return [
-        receipt
-        for cell in cells_by_id(study).values()
-        for receipt in block_receipts(project, study, cell, blocks_run(project, study, cell))
-    ]
-
-
-def block_receipts(project: Project, study: Study, cell: Cell, blocks: int) -> list[BlockReceipt]:
-    """The receipts of the first blocks of a cell."""
-    return [read_model(project.block_receipt(study.name, cell.id, index), BlockReceipt) for index in range(blocks)]
-
-
-def blocks_run(project: Project, study: Study, cell: Cell) -> int:
-    """How many blocks of a cell belong to the study, as its looks decided."""
-    return blocks_to_run(cell, lambda blocks: read_model(project.stopping(study.name, cell.id, blocks), Look).stop)
 
 
 def gates(project: Project, study: Study) -> dict[str, GateResult]:

@@ -102,7 +102,7 @@ def stopping_parts(project: Project, study: Study, cell: Cell) -> Parts:
 
 def estimates_parts(project: Project, study: Study) -> Parts:
     """Of rule `estimates`: the code of the statistics and of the tables."""
-    return {"code": part.of_code("specprefill_repro.estimates.build", "specprefill_repro.trials.table")}
+    return {"code": part.of_code("specprefill_repro.estimates.cells")}
 
 
 def verdicts_parts(project: Project, study: Study) -> Parts:

@@ -19,7 +19,6 @@ from typing import Any
 import pyarrow as pa
 from pydantic import BaseModel
 
-from specprefill_repro import __version__
 from specprefill_repro.errors import Exit, ReproError
 from specprefill_repro.estimates.build import estimate_study
 from specprefill_repro.estimates.pairing import Twins
@@ -27,6 +26,7 @@ from specprefill_repro.files import content_id, read_limited
 from specprefill_repro.report.build import render_report
 from specprefill_repro.report.data import ReportData, read_embedded
 from specprefill_repro.report.tables import read_tables
+from specprefill_repro.report.version import other_version
 from specprefill_repro.study.schema import Study
 from specprefill_repro.trials.schema import BlockReceipt, Evidence
 from specprefill_repro.trials.table import RECORD, Trials
@@ -38,6 +38,8 @@ MAX_CELLS = 2_000
 MAX_TOKENS = 2_000_000
 MAX_POSITIONS = 50_000_000
 """Listed by all records together; a hostile page could name a range that no memory holds."""
+
+WITH_ITS_OWN = "Check it with the version that made it: specprefill-repro verify, in a checkout of that version."
 
 
 @dataclass(frozen=True)
@@ -73,9 +75,16 @@ def verify_page(path: Path) -> Verified:
     if max(trials.table["prompt.tokens"].to_pylist(), default=0) > MAX_TOKENS:
         raise _too_large("a record names more tokens than a prompt has")
     _check_records(trials, receipts)
-    divergences = _check_estimates(data, trials, receipts)
-    _check_verdicts(data)
-    _check_bytes(page, render_report(data, trials), data)
+    other = other_version(data.facts)
+    try:
+        divergences = _check_estimates(data, trials, receipts)
+        _check_verdicts(data)
+    except ReproError as error:
+        if other is None:
+            raise
+        why = f"{other} Its numbers and verdicts were recomputed by the rules of this one, and are not the same."
+        raise ReproError(error.what, why, WITH_ITS_OWN, error.exit_code) from error
+    _check_bytes(page, render_report(data, trials), other)
     return Verified(
         len(trials), len(data.estimates.cells), len(data.verdicts.verdicts), divergences, tuple(sorted(data.beside))
     )
@@ -198,7 +207,7 @@ def _label(value: Any) -> str | None:
     return label if isinstance(label, str) else None
 
 
-def _check_bytes(page: str, rendered: str, data: ReportData) -> None:
+def _check_bytes(page: str, rendered: str, other: str | None) -> None:
     if page == rendered:
         return
     theirs, ours = page.splitlines(), rendered.splitlines()
@@ -207,15 +216,15 @@ def _check_bytes(page: str, rendered: str, data: ReportData) -> None:
     start = next((n for n, (a, b) in enumerate(zip_longest(there, here)) if a != b), 0)
     section = next((text for text in reversed(theirs[:line]) if "<section" in text or "<h2" in text), "the head")
     place = f"line {line + 1}, column {start + 1} of the page, after {_short(section.strip())}"
-    written = data.facts.get("package", __version__)
-    raise _differs(
-        place,
-        _excerpt(here, start),
-        _excerpt(there, start),
-        f"The page was made by version {written} of this package and checked by {__version__}, which may draw it "
-        "differently; its records, estimates and verdicts do agree."
-        if written != __version__
-        else None,
+    if other is None:
+        raise _differs(place, _excerpt(here, start), _excerpt(there, start))
+    raise ReproError(
+        f"{other} It would draw the page differently, first at {place}: {_excerpt(here, start)}, and not "
+        f"{_excerpt(there, start)}.",
+        "The page's records are whole, and its numbers and verdicts were recomputed from them and are equal; only how "
+        "the page shows them could not be checked.",
+        WITH_ITS_OWN,
+        Exit.VERIFICATION,
     )
 
 
@@ -228,10 +237,10 @@ def _short(value: Any) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def _differs(place: str, recomputed: str, told: str, why: str | None = None) -> ReproError:
+def _differs(place: str, recomputed: str, told: str) -> ReproError:
     return ReproError(
         f"The page does not follow from its records: at {place}, it should be {recomputed}, and is {told}.",
-        why or "The page, or the data in it, was changed after it was made.",
+        "The page, or the data in it, was changed after it was made.",
         "Do not trust the page; fetch it again from where it was published.",
         Exit.VERIFICATION,
     )

@@ -8,6 +8,7 @@ import pytest
 from specprefill_repro.estimates.build import build_estimates
 from specprefill_repro.estimates.decoding import ENOUGH_TOKENS, decoding
 from specprefill_repro.estimates.pairing import Twins
+from specprefill_repro.report.groups import Group
 from specprefill_repro.report.rows import decoding_rows
 from specprefill_repro.study.schema import NeedleKind, Prompts
 from specprefill_repro.trials.schema import TrialRecord
@@ -67,6 +68,6 @@ def test_the_report_shows_a_ratio_or_says_that_too_few_tokens_were_decoded(token
     study = demo_study(blocks=2, prompts=Prompts(kinds=(NeedleKind.NUMBER,), answer_tokens=tokens))
     made = synthetic_study_records(study, 1, World(noise=0))
     found = build_estimates(study, made.records, made.receipts, made.gates, made.log_probabilities)
-    rows = decoding_rows(found.cells)
+    rows = decoding_rows([Group((cell,)) for cell in found.cells])
     assert len(rows) == len(found.cells)
     assert {row.ratio.replace("1.000", "1.00") for row in rows} == {words}

@@ -11,8 +11,8 @@ from report_inputs import report_data
 from specprefill_repro.estimates.schema import Estimates
 from specprefill_repro.files import content_id, read_model
 from specprefill_repro.report.data import ReportData
-from specprefill_repro.report.tables import table_files, trials_csv
-from specprefill_repro.trials.table import Trials, block_table
+from specprefill_repro.report.tables import table_files, tables_of, trials_csv
+from specprefill_repro.trials.table import Trials
 from specprefill_repro.verdicts.schema import Verdicts
 
 DATA = report_data("gain")
@@ -25,8 +25,8 @@ def csv_of(data: ReportData) -> str:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("twins")
-    trials, blocks = Trials.of_records(DATA.records), block_table(DATA.receipts)
-    for name, content in table_files(trials, blocks, DATA.estimates, DATA.verdicts).items():
+    trials = Trials.of_records(DATA.records)
+    for name, content in table_files(tables_of(trials, DATA.receipts, DATA.estimates), trials, DATA.verdicts).items():
         (path / name).write_bytes(content)
     return path
 

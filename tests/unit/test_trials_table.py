@@ -19,9 +19,9 @@ from specprefill_repro.trials.table import (
     parquet,
     parse_table,
     read_table,
+    table_file,
     to_models,
     trial_table,
-    trials_file,
 )
 from synthetic_records import demo_study, synthetic_study_records
 
@@ -90,24 +90,24 @@ def test_receipts_come_back_as_they_were() -> None:
 
 def test_a_file_that_is_written_cell_by_cell_holds_all_cells(tmp_path: Path) -> None:
     cells = list(dict.fromkeys(record.cell for record in MADE.records))
-    with trials_file(tmp_path / "trials.parquet") as add:
+    with table_file(tmp_path / "trials.parquet", TrialRecord) as add:
         for cell in [*cells, "one without records"]:
             records = [record for record in MADE.records if record.cell == cell]
-            add([content_id(record) for record in records], records)
+            add(trial_table([content_id(record) for record in records], records))
     trials = Trials(read_table(tmp_path / "trials.parquet", TrialRecord))
     assert trials.records() == MADE.records
     assert [r for cell in cells for r in trials.of_cell(cell)] == MADE.records and trials.of_cell("none") == []
 
 
 def test_a_file_that_could_not_be_finished_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError), trials_file(tmp_path / "trials.parquet") as add:
-        add(["a"], MADE.records[:1])
+    with pytest.raises(RuntimeError), table_file(tmp_path / "trials.parquet", TrialRecord) as add:
+        add(trial_table(["a"], MADE.records[:1]))
         raise RuntimeError
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_frame_has_lengths_for_lists() -> None:
-    frame = Trials.of_records(MADE.records).frame
+    frame = Trials.of_records(MADE.records).frame(["evidence.kept_ranges", "seconds"])
     assert frame["evidence.kept_ranges"].tolist() == [len(record.evidence.kept_ranges) for record in MADE.records]
     assert frame["seconds"].tolist() == [record.seconds for record in MADE.records]
 

@@ -24,6 +24,7 @@ from specprefill_repro.calibration.worlds import TRUE_WORLDS
 from specprefill_repro.errors import Exit, ReproError
 from specprefill_repro.files import canonical_json, content_id
 from specprefill_repro.report.data import ReportData
+from specprefill_repro.report.version import report_code
 from specprefill_repro.trials.schema import TrialRecord
 from specprefill_repro.trials.table import Trials, parquet, read_table, trial_table
 from specprefill_repro.verify import verify_page
@@ -159,6 +160,49 @@ def test_a_claim_that_was_softened_no_longer_fits_its_verdict(page: Path, tmp_pa
         data["verdicts"]["verdicts"][2]["claim"]["value"] = 0.2
 
     assert "scripted-claim" in refused(tmp_path / "page.html", changed(page, edit))
+
+
+def of_another_version(data: Any) -> None:
+    data["facts"]["report code (SHA-256)"] = "0" * 64
+
+
+def refusal(path: Path, text: str) -> ReproError:
+    path.write_text(text)
+    with pytest.raises(ReproError) as caught:
+        verify_page(path)
+    assert caught.value.exit_code is Exit.VERIFICATION
+    return caught.value
+
+
+def test_a_page_names_the_code_that_made_it(page: Path) -> None:
+    assert f"report code {report_code()[:12]}." in page.read_text()
+
+
+def test_a_page_of_another_version_is_not_called_edited_when_its_numbers_are_right(page: Path, tmp_path: Path) -> None:
+    found = refusal(tmp_path / "page.html", changed(page, of_another_version))
+    assert "report code 000000000000" in found.what and f"report code {report_code()[:12]}" in found.what
+    assert "recomputed from them and are equal" in found.why and "the version that made it" in found.next
+
+
+def test_a_page_of_another_version_with_other_numbers_names_the_place_and_both_versions(
+    page: Path, tmp_path: Path
+) -> None:
+    def edit(data: Any) -> None:
+        of_another_version(data)
+        data["estimates"]["cells"][1]["interval95"]["high"] += 0.01
+
+    found = refusal(tmp_path / "page.html", changed(page, edit))
+    assert "estimates.cells[pair-1024-speculative-keep0.2].interval95.high" in found.what
+    assert "report code 000000000000" in found.why and "are not the same" in found.why
+
+
+def test_a_page_whose_data_have_another_form_says_that_nothing_was_recomputed(page: Path, tmp_path: Path) -> None:
+    def edit(data: Any) -> None:
+        of_another_version(data)
+        data["estimates"]["a field of later"] = 1
+
+    found = refusal(tmp_path / "page.html", changed(page, edit))
+    assert "a field of later" in found.what and "Nothing was recomputed" in found.why
 
 
 def test_a_page_with_other_words_and_the_same_data_is_caught(page: Path, tmp_path: Path) -> None:

@@ -18,9 +18,9 @@ from specprefill_repro.errors import ReproError
 from specprefill_repro.files import read_limited
 from specprefill_repro.project import Project
 from specprefill_repro.report.data import ReportData, read_embedded
-from specprefill_repro.report.tables import read_tables, table_files
+from specprefill_repro.report.tables import read_tables, table_files, tables_of
 from specprefill_repro.trials.schema import BlockReceipt
-from specprefill_repro.trials.table import Trials, block_table
+from specprefill_repro.trials.table import Trials
 from specprefill_repro.verify import MAX_PAGE_BYTES, verify_page
 
 Files = dict[str, bytes]
@@ -103,7 +103,8 @@ def settings_files(data: ReportData) -> Files:
 def _tables(report: Report) -> Files:
     """What lies beside the page."""
     data = report.data
-    return {**table_files(report.trials, block_table(report.receipts), data.estimates, data.verdicts), **report.beside}
+    tables = report.beside or tables_of(report.trials, report.receipts, data.estimates)
+    return table_files(tables, report.trials if data.lists_trials else None, data.verdicts)
 
 
 def json_text(value: Any) -> bytes:

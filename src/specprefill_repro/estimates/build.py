@@ -1,5 +1,6 @@
 """Records to estimates: one plain function, the same whether the records come from the store or from a report."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean, median
@@ -10,7 +11,6 @@ from specprefill_repro.estimates.decoding import decoding
 from specprefill_repro.estimates.pairing import (
     Divergence,
     LogProbabilities,
-    Sorted,
     divergence_of,
     index_trials,
     pair_estimates,
@@ -66,7 +66,7 @@ def estimate_study(
     gates: Mapping[str, GateResult],
     divergence: Divergence,
 ) -> Estimates:
-    """Estimate every cell of a study, with the records of one cell in memory at a time.
+    """Estimate every cell of a study, with the records of one cell in memory at a time (of servers all of them).
 
     Args:
         trials_of: cell -> its records; asked once for each cell of the study, in its order.
@@ -78,27 +78,33 @@ def estimate_study(
     by_cell: dict[str, list[BlockReceipt]] = {}
     for receipt in receipts:
         by_cell.setdefault(receipt.cell, []).append(receipt)
-    engines: dict[str, _Found] = {}
-    measured = []
-    # Answers of servers are held against those of other cells, so such a study is held whole.
-    has_servers = any(study.runs_on_server(cell.engine) for cell in plan_cells(study))
-    answered: list[TrialRecord] = []
-    for cell in plan_cells(study):
-        records = trials_of(cell.id)
-        if records:
-            engines.setdefault(cell.engine, _Found()).add(records)
-        trials = sort_trials(cell, index_trials(records), by_cell.get(cell.id, ()), gates.get(cell.pair))
-        if has_servers:
-            answered += records
-        measured.append(_measure(cell, trials, divergence, study.prompts.answer_tokens))
-    dense = sorted(trial for cell in measured for trial in cell.dense)
-    engine_of = {cell.id: cell.engine for cell in plan_cells(study)}
+    return estimates_of(
+        study,
+        [
+            measure_cell(study, cell, trials_of(cell.id), by_cell.get(cell.id, ()), gates.get(cell.pair), divergence)
+            for cell in plan_cells(study)
+        ],
+    )
+
+
+def estimates_of(study: Study, measured: Sequence["Measured"]) -> Estimates:
+    """What all cells of a study say together.
+
+    Args:
+        measured: every cell of the study, in its order.
+    """
+    engine_of = {found.cell.id: found.cell.engine for found in measured}
+    dense = sorted(trial for found in measured for trial in found.dense)
     times = {
         engine: dense_times(trial for trial in dense if engine_of[trial.cell] == engine)
         for engine in set(engine_of.values())
     }
     estimates = tuple(_estimate(study, found, times[found.cell.engine]) for found in measured)
-    agreed = agreements(sorted(answered, key=_order))
+    agreed = agreements(sorted((record for found in measured for record in found.answered), key=_order))
+    engines: dict[str, _Found] = {}
+    for found in measured:
+        if found.environment.trials:
+            engines.setdefault(found.cell.engine, _Found()).merge(found.environment)
     return Estimates(
         study=study.name,
         cells=estimates,
@@ -116,21 +122,25 @@ def _order(record: TrialRecord) -> tuple[str, str, int, int]:
 
 
 class _Found:
-    """What the processes of the trials on one engine found."""
+    """What the processes of some trials on one engine found."""
 
-    def __init__(self) -> None:
+    def __init__(self, records: Sequence[TrialRecord] = ()) -> None:
         self.kinds: set[str] = set()
         self.values: dict[str, set[str]] = {}
-        self.counts: dict[str, int] = {}
-        self.trials = 0
-
-    def add(self, records: Sequence[TrialRecord]) -> None:
-        self.trials += len(records)
+        self.counts: Counter[str] = Counter()
+        self.trials = len(records)
         for record in records:
             self.kinds.add(record.engine)
             for name, value in record.environment.items():
                 self.values.setdefault(name, set()).add(value)
-                self.counts[name] = self.counts.get(name, 0) + 1
+                self.counts[name] += 1
+
+    def merge(self, other: "_Found") -> None:
+        self.trials += other.trials
+        self.kinds |= other.kinds
+        self.counts += other.counts
+        for name, values in other.values.items():
+            self.values.setdefault(name, set()).update(values)
 
     def result(self) -> EngineFound:
         """A trial that does not have a value that others have counts as NOT_RECORDED."""
@@ -142,8 +152,8 @@ class _Found:
 
 
 @dataclass(frozen=True)
-class _Measured:
-    """All of a cell's trials that its estimate needs."""
+class Measured:
+    """All of a cell's trials that the estimates of its study need."""
 
     cell: Cell
     pairs: tuple[PairEstimate, ...]
@@ -157,16 +167,36 @@ class _Measured:
     treated_phases: dict[str, float]
     dense: tuple[DenseTrial, ...]
     """Of pairs that count, a placebo's treated trials included."""
+    environment: _Found
+    answered: tuple[TrialRecord, ...]
+    """All its trials in a study with servers, whose answers are held against those of other cells; else none."""
 
 
-def _measure(cell: Cell, trials: Sorted, divergence: Divergence, answer_tokens: int) -> _Measured:
+def measure_cell(
+    study: Study,
+    cell: Cell,
+    records: Sequence[TrialRecord],
+    receipts: Sequence[BlockReceipt],
+    gate: GateResult | None,
+    divergence: Divergence,
+) -> Measured:
+    """Pair the trials of one cell, and sum up those that count.
+
+    Args:
+        records: those that `receipts`, all of this cell, name.
+        divergence: gives the KL of each pair that counts.
+
+    Raises:
+        ReproError: two records stand for one trial.
+    """
+    trials = sort_trials(cell, index_trials(records), receipts, gate)
     outcomes: dict[str, int] = {}
     for record in trials.trials:
         if record.treated:
             outcomes[record.outcome] = outcomes.get(record.outcome, 0) + 1
     dense = [twins.dense for twins in trials.counted]
     treated = [twins.treated for twins in trials.counted]
-    return _Measured(
+    return Measured(
         cell=cell,
         pairs=pair_estimates(trials.counted, divergence),
         problems=trials.problems,
@@ -177,14 +207,16 @@ def _measure(cell: Cell, trials: Sorted, divergence: Divergence, answer_tokens: 
         dense_phases=_median_phases(dense),
         treated_phases=_median_phases(treated),
         dense=tuple(
-            dense_trial(record, answer_tokens)
+            dense_trial(record, study.prompts.answer_tokens)
             for record in (*dense, *treated)
             if record.requested.kind is ArmKind.DENSE
         ),
+        environment=_Found(records),
+        answered=tuple(records) if study.has_servers else (),
     )
 
 
-def _estimate(study: Study, measured: _Measured, times: Mapping[str, Mapping[int, DenseTimes]]) -> CellEstimate:
+def _estimate(study: Study, measured: Measured, times: Mapping[str, Mapping[int, DenseTimes]]) -> CellEstimate:
     cell, pairs, kept = measured.cell, measured.pairs, measured.kept
     ratios = [pair.log_ratio for pair in pairs]
     same = [pair.same_first_token for pair in pairs if pair.same_first_token is not None]

@@ -12,10 +12,14 @@ from specprefill_repro.report import figures, numbers, quality, rows, rules
 from specprefill_repro.report.answer import answer, failed_controls, margin
 from specprefill_repro.report.data import LISTED_TRIALS, ReportData, embedded
 from specprefill_repro.report.engines import engine_section
+from specprefill_repro.report.groups import LISTED_CELLS, cell_label, groups
 from specprefill_repro.report.questions import questions
 from specprefill_repro.trials.schema import PHASES
 from specprefill_repro.trials.table import Trials
 from specprefill_repro.verdicts.schema import ClaimKind, Word
+
+LISTED_REASONS = 40
+"""So many cells without the expected gain, and so many blocks that do not count, get their reasons on the page."""
 
 
 def render_report(data: ReportData, trials: Trials | None = None) -> str:
@@ -55,6 +59,7 @@ def _context(data: ReportData, trials: Trials) -> dict[str, Any]:
     published = [v for v in data.verdicts.verdicts if v.claim.kind is not ClaimKind.EXPECTATION]
     published.sort(key=lambda verdict: -sum(bool(condition.matches) for condition in verdict.conditions))
     phases = figures.phase_figures(data)
+    frame = trials.frame(rows.COLUMNS)
     return {
         "data": data,
         "answer": answer(data),
@@ -63,20 +68,22 @@ def _context(data: ReportData, trials: Trials) -> dict[str, Any]:
         "judged": [rows.verdict_row(verdict) for verdict in judged],
         "set_aside": set_aside,
         "published": [rows.verdict_row(verdict) for verdict in published],
-        "busy": rows.busy(trials.frame, data.estimates.environment.get("cores", ())),
+        "busy": rows.busy(frame, data.estimates.environment.get("cores", ())),
         "synthetic": rows.synthetic_models(data),
         "unlocked": rows.unlocked_models(data),
         "roles": rows.roles(data),
-        "evidence": rows.evidence_rows(data, trials.frame),
+        "evidence": rows.evidence_rows(data, frame),
         "pitfalls": rows.pitfall_rows(data.gates),
-        "decoding": rows.decoding_rows(data.estimates.cells),
+        "decoding": rows.decoding_rows(groups(data, data.estimates.cells)),
         "enough_tokens": ENOUGH_TOKENS,
-        "requests": rows.request_rows(data, trials.frame),
+        "requests": rows.request_rows(data, frame),
         "environment": rows.environment(data),
         "trials": rows.by_cell(data, trials) if data.lists_trials else {},
         "number_of_trials": len(trials),
+        "sums_up": len(data.estimates.cells) > LISTED_CELLS,
+        "listed_reasons": LISTED_REASONS,
         "trial_limit": LISTED_TRIALS,
-        "labels": {cell.cell: rows.cell_label(cell) for cell in data.estimates.cells},
+        "labels": {cell.cell: cell_label(cell) for cell in data.estimates.cells},
         "speed": figures.speed_figures(data),
         "phases": phases,
         "legend": figures.legend(phases),
@@ -89,7 +96,7 @@ def _context(data: ReportData, trials: Trials) -> dict[str, Any]:
         "engines": engine_section(data, trials),
         "controls": figures.control_figures(data),
         "canary": rows.canary_rows(data.receipts),
-        "drift": figures.drift_figures(data, trials.frame),
+        "drift": figures.drift_figures(data, frame),
         "detailed_claims": figures.DETAILED_CLAIMS,
         "claims": figures.claim_figures(data),
         "questions": questions(data),

@@ -11,9 +11,10 @@ from pydantic import Field, ValidationError
 from specprefill_repro.engines.history import EngineHistory
 from specprefill_repro.errors import Exit, ReproError
 from specprefill_repro.estimates.schema import Estimates
-from specprefill_repro.files import canonical_json
+from specprefill_repro.files import canonical_json, validation_summary
 from specprefill_repro.gate.schema import GateResult
 from specprefill_repro.models.schema import Manifest
+from specprefill_repro.report.version import other_version
 from specprefill_repro.schema import Frozen
 from specprefill_repro.study.schema import Study
 from specprefill_repro.trials.schema import BlockReceipt, TrialRecord
@@ -104,11 +105,35 @@ def read_embedded(page: str) -> ReportData:
             raise ValueError("it is cut short, too long, or larger than 50 MB")
         if hashlib.sha256(content).hexdigest() != envelope["sha256"]:
             raise ValueError("its SHA-256 is not the one that stands beside it")
-        return ReportData.model_validate_json(content)
-    except (ValueError, KeyError, TypeError, OSError, EOFError, ValidationError) as error:
+    except (ValueError, KeyError, TypeError, OSError, EOFError) as error:
         raise ReproError(
             f"The page's data block could not be read: {error}",
             "The page was edited, cut short, or is not a report of this package.",
             "Fetch the page again from where it was published.",
             Exit.VERIFICATION,
         ) from error
+    return _report_data(content)
+
+
+def _report_data(content: bytes) -> ReportData:
+    try:
+        return ReportData.model_validate_json(content)
+    except ValidationError as error:
+        other = other_version(_facts(content))
+        raise ReproError(
+            f"The page's data block could not be read: {validation_summary(error)}",
+            f"{other} Nothing was recomputed: its data have another form than this one reads."
+            if other
+            else "The page was edited, or is not a report of this package.",
+            "Check it with the version that made it." if other else "Fetch the page again from where it was published.",
+            Exit.VERIFICATION,
+        ) from error
+
+
+def _facts(content: bytes) -> dict[str, str]:
+    """What data that may have any form say of the version that wrote them."""
+    try:
+        facts = json.loads(content)["facts"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return {}
+    return facts if isinstance(facts, dict) else {}

@@ -1,6 +1,6 @@
 """From the data to the page's figures: a chart, how to read it, and the table that says the same."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import pandas as pd
@@ -11,7 +11,8 @@ from specprefill_repro.report import charts, numbers
 from specprefill_repro.report.answer import Role, role
 from specprefill_repro.report.charts import Bar, Point
 from specprefill_repro.report.data import ReportData
-from specprefill_repro.report.rows import cell_label, chart_label, dense_over_time, place_label
+from specprefill_repro.report.groups import cell_label, groups, outermost, spread
+from specprefill_repro.report.rows import chart_label, dense_over_time, place_label
 from specprefill_repro.study.schema import Treatment
 from specprefill_repro.trials.schema import PHASES
 from specprefill_repro.verdicts.schema import ClaimKind, Verdict, Word
@@ -20,6 +21,9 @@ DRAWN_TRIALS = 200
 """More marks than this say nothing more; the drift chart then draws every nth trial."""
 DRAWN_CELLS = 40
 """Rows of a chart; the table under it has them all."""
+DRAWN_LENGTHS = 8
+"""Of more prompt lengths the speed charts draw so many, evenly spaced."""
+LISTED_DRIFTS = 30
 DRAWN_CLAIMS = 40
 DETAILED_CLAIMS = 16
 """So many claims get a table of conditions; the others get a line, and their conditions are in verdicts.json."""
@@ -83,19 +87,20 @@ def speed_figures(data: ReportData) -> list[Figure]:
             continue
         rows = tuple(
             (
-                cell_label(cell),
-                numbers.ratio(cell.speedup),
-                numbers.bounds(cell.interval95),
-                numbers.ratio(cell.predicted_speedup),
-                numbers.ratio(cell.bound_speedup),
-                "not known" if cell.break_even_tokens is None else f"{numbers.count(cell.break_even_tokens)} tokens",
-                numbers.seconds(cell.dense_median_seconds),
-                numbers.seconds(cell.treated_median_seconds),
-                numbers.percent(cell.actual_keep),
-                numbers.count(len(cell.pairs)),
+                group.label,
+                group.speedup,
+                group.interval,
+                group.predicted,
+                spread(numbers.ratio, [cell.bound_speedup for cell in group.cells]),
+                spread(_tokens, [cell.break_even_tokens for cell in group.cells]),
+                spread(numbers.seconds, [cell.dense_median_seconds for cell in group.cells]),
+                spread(numbers.seconds, [cell.treated_median_seconds for cell in group.cells]),
+                group.tokens_read,
+                numbers.count(group.pairs),
             )
-            for cell in cells
+            for group in groups(data, cells)
         )
+        drawn, not_all = _drawn_lengths(cells)
         kind = role(data, pair)
         name = f"{pair} ({kind})" if kind is not Role.NATURAL else pair
         read = (
@@ -108,9 +113,10 @@ def speed_figures(data: ReportData) -> list[Figure]:
         )
         if figures:
             read = "As above: the mean of each cell, its 95 % interval, and the prediction as an open diamond."
+        read += not_all
         by_length = [
             _point(c, numbers.count(c.length), _series(f"keep {numbers.keep(c.nominal_keep)}", c))
-            for c in sorted(cells, key=lambda c: (c.length, c.nominal_keep))
+            for c in sorted(drawn, key=lambda c: (c.length, c.nominal_keep))
         ]
         figures.append(
             Figure(
@@ -120,9 +126,10 @@ def speed_figures(data: ReportData) -> list[Figure]:
         if len({cell.nominal_keep for cell in cells}) > 1:
             by_keep = [
                 _point(c, numbers.keep(c.nominal_keep), _series(f"{numbers.count(c.length)} tokens", c))
-                for c in sorted(cells, key=lambda c: (c.nominal_keep, c.length))
+                for c in sorted(drawn, key=lambda c: (c.nominal_keep, c.length))
             ]
             read = "The same cells, keep rate by keep rate: further to the right the target reads more of the prompt."
+            read += not_all
             figures.append(
                 Figure(
                     f"{name}: by keep rate",
@@ -135,6 +142,20 @@ def speed_figures(data: ReportData) -> list[Figure]:
     return figures
 
 
+def _drawn_lengths(cells: Sequence[CellEstimate]) -> tuple[list[CellEstimate], str]:
+    """The cells of at most DRAWN_LENGTHS evenly spaced prompt lengths, and words on those that are not drawn."""
+    lengths = sorted({cell.length for cell in cells})
+    if len(lengths) <= DRAWN_LENGTHS:
+        return [*cells], ""
+    last = len(lengths) - 1
+    drawn = {lengths[round(number * last / (DRAWN_LENGTHS - 1))] for number in range(DRAWN_LENGTHS)}
+    return [cell for cell in cells if cell.length in drawn], f" Of {len(lengths)} lengths {len(drawn)} are drawn."
+
+
+def _tokens(count: int | None) -> str:
+    return "not known" if count is None else f"{numbers.count(count)} tokens"
+
+
 def phase_figures(data: ReportData) -> list[Figure]:
     """Median seconds by phase, dense beside speculative, one chart a pair."""
     figures = []
@@ -145,10 +166,9 @@ def phase_figures(data: ReportData) -> list[Figure]:
         for cell in sorted(timed, key=lambda c: (c.length, c.nominal_keep)):
             name = _series(f"{numbers.count(cell.length)} keep {numbers.keep(cell.nominal_keep)}", cell)
             bars += [Bar(f"{name}, dense", cell.dense_phases), Bar(name, cell.treated_phases)]
-            for arm, phases in (("dense", cell.dense_phases), ("speculative", cell.treated_phases)):
-                seconds = [phases.get(name, 0.0) for name in PHASES]
-                cells = [numbers.significant(value) if value else numbers.NONE for value in seconds]
-                rows.append((f"{cell_label(cell)}, {arm}", *cells, numbers.significant(sum(seconds))))
+        for group in groups(data, sorted(timed, key=lambda c: (c.length, c.nominal_keep))):
+            rows.append(_phase_row(f"{group.label}, dense", [cell.dense_phases for cell in group.cells]))
+            rows.append(_phase_row(f"{group.label}, speculative", [cell.treated_phases for cell in group.cells]))
         if bars:
             read = (
                 "Each bar is the time to the first token, cut into its phases (medians). SpecPrefill gains where its "
@@ -161,10 +181,18 @@ def phase_figures(data: ReportData) -> list[Figure]:
     return figures
 
 
+def _phase_row(label: str, cells: Sequence[Mapping[str, float]]) -> tuple[str, ...]:
+    """Phases that did not run are left out of the range."""
+    seconds = [spread(numbers.significant, [phases.get(name) or None for phases in cells]) for name in PHASES]
+    sums = [sum(phases.get(name, 0.0) for name in PHASES) for phases in cells]
+    return label, *seconds, spread(numbers.significant, sums)
+
+
 def quality_figures(data: ReportData) -> list[Figure]:
     """Answers kept, the price of a speed-up, and the distance from dense prefill."""
     cells = [c for c in data.estimates.cells if c.pairs and c.treatment is not Treatment.PLACEBO]
     answered = [cell for cell in cells if cell.answers_dense]
+    listed = groups(data, cells)
     figures = []
     if answered:
         kept = [_kept_point(cell) for cell in answered[:DRAWN_CELLS]]
@@ -178,14 +206,14 @@ def quality_figures(data: ReportData) -> list[Figure]:
                 ("cell", "dense found", "treated found", "lost", "share lost, 95 %", "tokens read"),
                 tuple(
                     (
-                        cell_label(cell),
-                        f"{cell.answers_dense} of {len(cell.pairs)}",
-                        f"{cell.answers_treated} of {len(cell.pairs)}",
-                        f"{cell.answers_lost}",
-                        numbers.share_bounds(cell.answers_lost_interval),
-                        numbers.percent(cell.actual_keep),
+                        group.label,
+                        f"{sum(cell.answers_dense for cell in group.cells)} of {group.pairs}",
+                        f"{sum(cell.answers_treated for cell in group.cells)} of {group.pairs}",
+                        f"{sum(cell.answers_lost for cell in group.cells)}",
+                        numbers.share_bounds(outermost([cell.answers_lost_interval for cell in group.cells])),
+                        group.tokens_read,
                     )
-                    for cell in cells
+                    for group in listed
                 ),
             )
         )
@@ -240,15 +268,19 @@ def quality_figures(data: ReportData) -> list[Figure]:
                 ("cell", "median KL, nats", "same first token"),
                 tuple(
                     (
-                        cell_label(cell),
-                        numbers.significant(cell.median_kl_nats, 2),
-                        numbers.percent(cell.first_token_agreement),
+                        group.label,
+                        spread(_two_digits, [cell.median_kl_nats for cell in group.cells]),
+                        spread(numbers.percent, [cell.first_token_agreement for cell in group.cells]),
                     )
-                    for cell in cells
+                    for group in listed
                 ),
             )
         )
     return figures
+
+
+def _two_digits(value: float | None) -> str:
+    return numbers.significant(value, 2)
 
 
 def _price_length(cells: Sequence[CellEstimate], pair: str) -> int:
@@ -270,7 +302,7 @@ def _row_label(cell: CellEstimate) -> str:
 def _not_drawn(cells: Sequence[CellEstimate]) -> str:
     if len(cells) <= DRAWN_CELLS:
         return ""
-    return f" Of {len(cells)} cells the first {DRAWN_CELLS} are drawn; the table has them all."
+    return f" Of {len(cells)} cells the first {DRAWN_CELLS} are drawn; the table is about all of them."
 
 
 def _kept_point(cell: CellEstimate) -> Point:
@@ -298,15 +330,15 @@ def control_figures(data: ReportData) -> list[Figure]:
     means = [_point(cell, chart_label(cell), "") for cell in cells[:DRAWN_CELLS]]
     rows = tuple(
         (
-            cell_label(cell),
-            _control_name(data, cell),
-            numbers.ratio(cell.speedup),
-            numbers.bounds(cell.interval95),
-            numbers.ratio(cell.predicted_speedup),
-            f"{cell.answers_lost} of {cell.answers_dense}",
-            numbers.count(len(cell.pairs)),
+            group.label,
+            _control_name(data, group.first),
+            group.speedup,
+            group.interval,
+            group.predicted,
+            f"{sum(cell.answers_lost for cell in group.cells)} of {sum(cell.answers_dense for cell in group.cells)}",
+            numbers.count(group.pairs),
         )
-        for cell in cells
+        for group in groups(data, cells)
     )
     columns = ("cell", "control", "speed-up", "95 % interval", "predicted", "answers lost", "pairs")
     read = (
@@ -330,6 +362,13 @@ def drift_figures(data: ReportData, trials: pd.DataFrame) -> list[Figure]:
     if len(points) < 2:
         return []
     step = -(-len(points) // DRAWN_TRIALS)
+    found, not_all = data.estimates.drift, ""
+    if len(found) > LISTED_DRIFTS:
+        found = tuple(sorted(found, key=lambda drift: -abs(drift.change))[:LISTED_DRIFTS])
+        not_all = (
+            f" Of {len(data.estimates.drift)} pairs and lengths the table lists the {LISTED_DRIFTS} that changed most; "
+            "all are in estimates.json beside this page."
+        )
     rows = tuple(
         (
             f"{drift.pair}, {numbers.count(drift.length)} tokens",
@@ -338,7 +377,7 @@ def drift_figures(data: ReportData, trials: pd.DataFrame) -> list[Figure]:
             f"{100 * drift.interval95.low:+.1f} to {100 * drift.interval95.high:+.1f} %",
             "yes" if drift.found else "no",
         )
-        for drift in data.estimates.drift
+        for drift in found
     )
     return [
         Figure(
@@ -346,7 +385,7 @@ def drift_figures(data: ReportData, trials: pd.DataFrame) -> list[Figure]:
             charts.drift(points[::step]),
             "Each mark is one dense trial: its seconds, divided by the median of all dense trials of the same target "
             "and prompt length. Doubling takes the same distance everywhere on the axis. A cloud that climbs means "
-            "that the machine became slower; the A B B A order cancels a steady climb.",
+            "that the machine became slower; the A B B A order cancels a steady climb." + not_all,
             ("pair and length", "trials", "change over the study", "95 % interval", "drift found"),
             rows,
         )

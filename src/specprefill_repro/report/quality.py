@@ -1,11 +1,12 @@
 """Tables of the price in quality: by kind of prompt, by depth and length, and how far the words moved."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specprefill_repro.estimates.schema import CellEstimate, Interval
 from specprefill_repro.report import numbers
 from specprefill_repro.report.data import ReportData
-from specprefill_repro.report.rows import cell_label
+from specprefill_repro.report.groups import Group, groups, outermost, spread
 from specprefill_repro.report.rules import rule_name
 from specprefill_repro.study.schema import NeedleKind, Treatment
 
@@ -16,6 +17,10 @@ KINDS = {
     NeedleKind.CODE: "code, word for word",
     NeedleKind.JSON: "JSON",
 }
+
+
+MOST_DEPTHS, MOST_LENGTHS = 25, 30
+"""A grid with more columns or rows than this is no table that anybody reads."""
 
 
 @dataclass(frozen=True)
@@ -29,29 +34,16 @@ class Table:
 def quality_tables(data: ReportData) -> list[Table]:
     """Those that have something to show."""
     cells = [c for c in data.estimates.cells if c.pairs and c.treatment is not Treatment.PLACEBO]
-    found = [_by_kind(cells), *_grids(cells), _words(cells)]
+    listed = groups(data, cells)
+    found = [_by_kind(listed), *_grids(cells), _words(listed)]
     return [table for table in found if table is not None and table.rows]
 
 
-def _by_kind(cells: list[CellEstimate]) -> Table | None:
+def _by_kind(listed: Sequence[Group]) -> Table | None:
     """Where there is more to say than the one answer of each prompt."""
-    kinds = {part.kind for cell in cells for part in cell.quality.kinds}
+    kinds = {part.kind for group in listed for cell in group.cells for part in cell.quality.kinds}
     if not kinds - {NeedleKind.NUMBER} and not kinds - {NeedleKind.CITY}:
         return None
-    rows = tuple(
-        (
-            f"{cell_label(cell)}: {KINDS[part.kind]}",
-            f"{part.dense} of {part.pairs}",
-            f"{part.treated} of {part.pairs}",
-            f"{part.lost}",
-            f"{part.gained}",
-            _points(part.difference_interval95),
-            f"{part.dense_parts} of {part.parts}" if part.parts else numbers.NONE,
-            f"{part.treated_parts} of {part.parts}" if part.parts else numbers.NONE,
-        )
-        for cell in cells
-        for part in cell.quality.kinds
-    )
     columns = (
         "cell and kind",
         "dense",
@@ -62,18 +54,38 @@ def _by_kind(cells: list[CellEstimate]) -> Table | None:
         "dense parts",
         "treated parts",
     )
+    rows = tuple(_kind_row(group, kind) for group in listed for kind in _kinds(group))
     return Table("Answers in full by kind of prompt", columns, rows)
 
 
+def _kinds(group: Group) -> list[NeedleKind]:
+    return list(dict.fromkeys(part.kind for cell in group.cells for part in cell.quality.kinds))
+
+
+def _kind_row(group: Group, kind: NeedleKind) -> tuple[str, ...]:
+    found = [part for cell in group.cells for part in cell.quality.kinds if part.kind is kind]
+    pairs, parts = sum(part.pairs for part in found), sum(part.parts for part in found)
+    return (
+        f"{group.label}: {KINDS[kind]}",
+        f"{sum(part.dense for part in found)} of {pairs}",
+        f"{sum(part.treated for part in found)} of {pairs}",
+        f"{sum(part.lost for part in found)}",
+        f"{sum(part.gained for part in found)}",
+        _points(outermost([part.difference_interval95 for part in found])),
+        f"{sum(part.dense_parts for part in found)} of {parts}" if parts else numbers.NONE,
+        f"{sum(part.treated_parts for part in found)} of {parts}" if parts else numbers.NONE,
+    )
+
+
 def _grids(cells: list[CellEstimate]) -> list[Table]:
-    """Answers by depth and length, one grid for each pair, rule and keep rate."""
-    groups: dict[tuple[str, str, str], list[CellEstimate]] = {}
+    """Answers by depth and length, one grid for each pair, rule and keep rate that has not too many of either."""
+    together: dict[tuple[str, str, str], list[CellEstimate]] = {}
     for cell in cells:
-        groups.setdefault((cell.pair, rule_name(cell), numbers.keep(cell.nominal_keep)), []).append(cell)
+        together.setdefault((cell.pair, rule_name(cell), numbers.keep(cell.nominal_keep)), []).append(cell)
     tables = []
-    for (pair, rule, keep), members in groups.items():
+    for (pair, rule, keep), members in together.items():
         depths = sorted({p.depth for cell in members for p in cell.pairs if p.depth is not None})
-        if len(depths) < 2:
+        if len(depths) < 2 or len(depths) > MOST_DEPTHS or len(members) > MOST_LENGTHS:
             continue
         rows = tuple(
             (f"{numbers.count(cell.length)} tokens", *(_at(cell, depth) for depth in depths))
@@ -91,21 +103,7 @@ def _at(cell: CellEstimate, depth: float) -> str:
     return f"{sum(p.treated_answer_found for p in pairs)} / {sum(p.dense_answer_found for p in pairs)}"
 
 
-def _words(cells: list[CellEstimate]) -> Table:
-    rows = tuple(
-        (
-            cell_label(cell),
-            numbers.percent(cell.first_token_agreement),
-            numbers.share_bounds(cell.quality.agreement_interval95),
-            numbers.significant(cell.median_kl_nats, 2),
-            _amounts(cell.quality.kl_interval95),
-            numbers.significant(cell.quality.dense_perplexity),
-            numbers.significant(cell.quality.treated_perplexity),
-            numbers.ratio(cell.quality.perplexity_ratio),
-            numbers.bounds(cell.quality.perplexity_interval95),
-        )
-        for cell in cells
-    )
+def _words(listed: Sequence[Group]) -> Table:
     columns = (
         "cell",
         "same first token",
@@ -117,7 +115,26 @@ def _words(cells: list[CellEstimate]) -> Table:
         "ratio",
         "95 %",
     )
-    return Table("How far the words moved from those of dense prefill", columns, rows)
+    return Table("How far the words moved from those of dense prefill", columns, tuple(_word_row(g) for g in listed))
+
+
+def _word_row(group: Group) -> tuple[str, ...]:
+    cells, found = group.cells, [cell.quality for cell in group.cells]
+    return (
+        group.label,
+        spread(numbers.percent, [cell.first_token_agreement for cell in cells]),
+        numbers.share_bounds(outermost([quality.agreement_interval95 for quality in found])),
+        spread(_two_digits, [cell.median_kl_nats for cell in cells]),
+        _amounts(outermost([quality.kl_interval95 for quality in found])),
+        spread(numbers.significant, [quality.dense_perplexity for quality in found]),
+        spread(numbers.significant, [quality.treated_perplexity for quality in found]),
+        spread(numbers.ratio, [quality.perplexity_ratio for quality in found]),
+        numbers.bounds(outermost([quality.perplexity_interval95 for quality in found])),
+    )
+
+
+def _two_digits(value: float | None) -> str:
+    return numbers.significant(value, 2)
 
 
 def _points(interval: Interval | None) -> str:

@@ -14,7 +14,7 @@ from specprefill_repro.estimates.schema import CellEstimate
 from specprefill_repro.report import numbers
 from specprefill_repro.report.answer import Outcome, outcome
 from specprefill_repro.report.data import ReportData
-from specprefill_repro.report.rows import cell_label
+from specprefill_repro.report.groups import cell_label
 from specprefill_repro.study.engines import IN_PROCESS, MlxLmEngine
 from specprefill_repro.study.presets import PRESETS
 from specprefill_repro.study.schema import Selection, Treatment

@@ -1,7 +1,7 @@
 """The rows of the page's tables: plain values taken from the data, no formatting beyond words and counts."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -14,7 +14,7 @@ from specprefill_repro.gate.schema import GateResult
 from specprefill_repro.report import numbers
 from specprefill_repro.report.answer import Role, role
 from specprefill_repro.report.data import ReportData
-from specprefill_repro.study.engines import IN_PROCESS
+from specprefill_repro.report.groups import Group, engine_name, groups, outermost, spread
 from specprefill_repro.study.plan import plan_cells
 from specprefill_repro.study.schema import Treatment
 from specprefill_repro.trials.busy import LOAD_PER_CORE, OTHER_CPU_PERCENT
@@ -44,16 +44,8 @@ def short(record_id: str) -> str:
     return record_id[:12]
 
 
-def cell_label(cell: CellEstimate) -> str:
-    """Such as `main · 1,024 tokens · keep 0.2`; controls say what they are, other engines than ours their name."""
-    parts = [cell.pair, *_engine(cell), f"{numbers.count(cell.length)} tokens"]
-    if cell.treatment is Treatment.PLACEBO:
-        return " · ".join([*parts, "placebo"])
-    return " · ".join([*parts, f"keep {numbers.keep(cell.nominal_keep)}", *_control(cell)])
-
-
 def chart_label(cell: CellEstimate) -> str:
-    """The same, short enough for an axis."""
+    """The label of a cell, short enough for an axis."""
     if cell.treatment is Treatment.PLACEBO:
         return place_label(cell, "placebo")
     kind = cell.rule or "keep" if cell.treatment is Treatment.SPECULATIVE else cell.treatment.value
@@ -62,17 +54,8 @@ def chart_label(cell: CellEstimate) -> str:
 
 def place_label(cell: CellEstimate, what: str) -> str:
     """Such as `main 1,024, keep 0.2`, with the engine where it is not this package's own."""
-    where = " ".join([cell.pair, *_engine(cell), numbers.count(cell.length)])
+    where = " ".join([cell.pair, *engine_name(cell), numbers.count(cell.length)])
     return f"{where}, {what}"
-
-
-def _engine(cell: CellEstimate) -> list[str]:
-    return [] if cell.engine == IN_PROCESS else [cell.engine]
-
-
-def _control(cell: CellEstimate) -> list[str]:
-    rule = [] if cell.rule is None else [cell.rule]
-    return rule if cell.treatment is Treatment.SPECULATIVE else [cell.treatment.value, *rule]
 
 
 @dataclass(frozen=True)
@@ -141,6 +124,45 @@ def expected(verdict: Verdict) -> str:
         Rule.ANSWERS_LOST: f"more than {numbers.percent(claim.value)} of answers lost",
         Rule.SHOWN: number,
     }[claim.rule]
+
+
+EVIDENCE = (
+    "tokens_scored",
+    "tokens_kept",
+    "kept_ranges",
+    "kept_sha256",
+    "rotary_positions_sha256",
+    "rotary_modules",
+    "rotary_modules_expected",
+    "rotary_modules_restored",
+    "cache_tokens_before",
+    "draft_cache_tokens_before",
+    "cache_tokens_after",
+    "key_dtype",
+    "logits_dtype",
+    "look_ahead_tokens",
+    "needle_kept",
+    "prompt_tokens",
+    "keep_logged",
+    "threshold_logged",
+    "cached_tokens",
+    "draft_cached_tokens",
+    "log_sha256",
+)
+COLUMNS = (
+    "cell",
+    "treated",
+    "outcome",
+    "target",
+    "prompt.tokens",
+    "seconds",
+    "started_at",
+    "before.load_1min",
+    "before.other_cpu_percent",
+    "after.other_cpu_percent",
+    *(f"evidence.{name}" for name in EVIDENCE),
+)
+"""Of the table of trials, those that the page's tables and charts are made from."""
 
 
 @dataclass(frozen=True)
@@ -276,12 +298,14 @@ def by_cell(data: ReportData, trials: Trials) -> dict[str, list[Listed]]:
     return {cell: items for cell, items in cells.items() if items}
 
 
-def _in_order(data: ReportData, trials: pd.DataFrame) -> Iterator[tuple[CellEstimate, pd.DataFrame]]:
-    """The cells of the study that have trials, with their trials."""
-    groups = dict(iter(trials.groupby("cell", sort=False)))
-    for cell in data.estimates.cells:
-        if cell.cell in groups:
-            yield cell, groups[cell.cell]
+def _in_order(data: ReportData, trials: pd.DataFrame) -> Iterator[tuple[Group, pd.DataFrame]]:
+    """The cells of the study that have trials, row by row, with their trials."""
+    measured = set(trials["cell"])
+    rows = groups(data, [cell for cell in data.estimates.cells if cell.cell in measured])
+    row_of = {cell.cell: number for number, group in enumerate(rows) for cell in group.cells}
+    own = dict(iter(trials.groupby(trials["cell"].map(row_of), sort=False)))
+    for number, group in enumerate(rows):
+        yield group, own[number]
 
 
 SUMMED = ("cell", "treated", "outcome", "prompt.tokens")
@@ -293,12 +317,12 @@ def evidence_rows(data: ReportData, trials: pd.DataFrame) -> list[EvidenceRow]:
     trials = trials[[name for name in trials.columns if name.startswith("evidence.") or name in SUMMED]]
     rows = []
     dense: dict[str, list[pd.DataFrame]] = defaultdict(list)
-    for cell, own in _in_order(data, trials):
+    for group, own in _in_order(data, trials):
         treated, baseline = own[own["treated"]], own[~own["treated"]]
         if len(treated):
-            rows.append(evidence_row(cell_label(cell), cell.treatment, True, treated))
+            rows.append(evidence_row(group.label, group.first.treatment, True, treated))
         if len(baseline):
-            where = [cell.pair, *_engine(cell), f"{numbers.count(cell.length)} tokens"]
+            where = [group.first.pair, *engine_name(group.first), group.lengths]
             dense[" · ".join([*where, "baselines"])].append(baseline)
     return rows + [evidence_row(name, Treatment.PLACEBO, False, pd.concat(some)) for name, some in dense.items()]
 
@@ -315,11 +339,11 @@ def request_rows(data: ReportData, trials: pd.DataFrame) -> list[RequestRow]:
     arms = {cell.id: cell.treated for cell in plan_cells(data.study)}
     rows = []
     trials = trials[[name for name in trials.columns if name.startswith("evidence.") or name in SUMMED]]
-    for cell, own in _in_order(data, trials):
+    for group, own in _in_order(data, trials):
         treated = own[own["treated"]]
-        if not len(treated) or cell.treatment is Treatment.PLACEBO:
+        if not len(treated) or group.first.treatment is Treatment.PLACEBO:
             continue
-        arm = arms[cell.cell]
+        arm = arms[group.first.cell]
         asked = [f"{arm.kind}", f"keep {numbers.keep(arm.keep)}"]
         if arm.selection is not None:
             asked += [f"{key.replace('_', '-')} {value}" for key, value in arm.selection.model_dump().items()]
@@ -336,7 +360,7 @@ def request_rows(data: ReportData, trials: pd.DataFrame) -> list[RequestRow]:
         if len(on_server):
             keep, threshold = (_said(on_server[f"evidence.{name}_logged"]) for name in ("keep", "threshold"))
             got.append(f"keep {keep} and threshold {threshold} by the server's log")
-        rows.append(RequestRow(cell_label(cell), ", ".join(asked), ", ".join(got)))
+        rows.append(RequestRow(group.label, ", ".join(asked), ", ".join(got)))
     return rows
 
 
@@ -394,22 +418,22 @@ class DecodingRow:
     interval: str
 
 
-def decoding_rows(cells: Sequence[CellEstimate]) -> list[DecodingRow]:
+def decoding_rows(listed: Iterable[Group]) -> list[DecodingRow]:
     """How fast tokens came after the first one; says so where too few were decoded to tell."""
     rows = []
-    for cell in cells:
-        found = cell.decoding
-        if found is None:
+    for group in listed:
+        found = [cell.decoding for cell in group.cells if cell.decoding is not None]
+        if not found:
             continue
-        enough = found.speedup is not None
+        enough = any(each.speedup is not None for each in found)
         rows.append(
             DecodingRow(
-                label=cell_label(cell),
-                tokens=span((found.fewest_tokens, found.most_tokens)),
-                dense=numbers.significant(found.dense_rate),
-                treated=numbers.significant(found.treated_rate),
-                ratio=numbers.ratio(found.speedup) if enough else "too few tokens",
-                interval=numbers.bounds(found.interval95),
+                label=group.label,
+                tokens=span([count for each in found for count in (each.fewest_tokens, each.most_tokens)]),
+                dense=spread(numbers.significant, [each.dense_rate for each in found]),
+                treated=spread(numbers.significant, [each.treated_rate for each in found]),
+                ratio=spread(numbers.ratio, [each.speedup for each in found]) if enough else "too few tokens",
+                interval=numbers.bounds(outermost([each.interval95 for each in found])),
             )
         )
     return rows

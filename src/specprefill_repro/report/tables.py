@@ -3,7 +3,7 @@
 import hashlib
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,17 @@ import pyarrow.csv
 from specprefill_repro.errors import Exit, ReproError
 from specprefill_repro.estimates.schema import Estimates, estimates_json
 from specprefill_repro.files import json_bytes, parse_model, read_limited
-from specprefill_repro.report.data import LISTED_TRIALS, ReportData
+from specprefill_repro.report.data import ReportData
 from specprefill_repro.trials.schema import BlockReceipt, TrialRecord
-from specprefill_repro.trials.table import MAX_FILE_BYTES, Trials, check_ids, parquet, parse_table, to_models
+from specprefill_repro.trials.table import (
+    MAX_FILE_BYTES,
+    Trials,
+    block_table,
+    check_ids,
+    parquet,
+    parse_table,
+    to_models,
+)
 from specprefill_repro.verdicts.schema import Verdicts
 
 TRIALS, BLOCKS, ESTIMATES = "trials.parquet", "blocks.parquet", "estimates.json"
@@ -25,15 +33,23 @@ FORMULA = r"^([=+\-@\t\r])"
 """How a text begins that a spreadsheet would take for a formula."""
 
 
-def table_files(trials: Trials, blocks: pa.Table, estimates: Estimates, verdicts: Verdicts) -> dict[str, bytes]:
-    """Their contents by name; the CSV only while a spreadsheet can hold it."""
-    files = {
+def tables_of(trials: Trials, receipts: Sequence[BlockReceipt], estimates: Estimates) -> dict[str, bytes]:
+    """The content, by name, of the files from which `verify` can recompute a page."""
+    return {
         TRIALS: parquet(trials.table),
-        BLOCKS: parquet(blocks),
+        BLOCKS: parquet(block_table(receipts)),
         ESTIMATES: estimates_json(estimates).encode(),
-        VERDICTS: json_bytes(verdicts),
     }
-    return {**files, CSV: trials_csv(trials).encode()} if len(trials) <= LISTED_TRIALS else files
+
+
+def table_files(tables: Mapping[str, bytes], trials: Trials | None, verdicts: Verdicts) -> dict[str, bytes]:
+    """The content, by name, of all files beside a page: `tables`, the verdicts, and a CSV of the trials.
+
+    Args:
+        trials: None where a spreadsheet can't hold them, and there is no CSV.
+    """
+    files = {**tables, VERDICTS: json_bytes(verdicts)}
+    return files if trials is None else {**files, CSV: trials_csv(trials).encode()}
 
 
 def recomputable(files: Mapping[str, bytes]) -> dict[str, str]:

@@ -43,11 +43,14 @@ def lead_run() -> None:
 
 
 def end_with_run() -> None:
-    """End this process as soon as the run named in the environment has ended; wakes only then, never polls."""
-    named = os.environ.get(RUN_PROCESS, "")
+    """End this process as soon as the run named in the environment has ended."""
+    if named := os.environ.get(RUN_PROCESS):
+        end_with(named)
+
+
+def end_with(named: str) -> None:
+    """End this process as soon as the one that `name_run` named has ended; wakes only then, never polls."""
     identity, _, started = named.partition(" ")
-    if not identity:
-        return
     threading.Thread(target=_wait_and_exit, args=(int(identity), started), daemon=True).start()
 
 

@@ -179,7 +179,8 @@ class TrialRecord(Frozen):
     """Largest resident size of the process."""
     peak_mlx_bytes: int | None = Field(default=None, exclude_if=_absent)
     """None on a server."""
-    evidence: Evidence | ServerEvidence
+    evidence: Evidence | ServerEvidence = Field(union_mode="left_to_right")
+    """A record fits one of the two alone; the second is tried only where the first does not fit."""
     before: MachineState
     after: MachineState
     suspended_seconds: float

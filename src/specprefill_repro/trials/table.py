@@ -31,6 +31,8 @@ RECORD = "record"
 """The column with the hash under which the store holds a trial's record."""
 SCALARS = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
 COMPRESSION = "zstd"
+ROWS_TOGETHER = 5_000
+"""Compressed together; many small groups of rows make a file larger, and slower to read."""
 MAX_FILE_BYTES = 1_000_000_000
 MAX_UNPACKED_BYTES = 4_000_000_000
 """A file of a few kilobytes could else unpack to more than any memory holds."""
@@ -50,15 +52,12 @@ class Trials:
     def __len__(self) -> int:
         return int(self.table.num_rows)
 
-    @cached_property
-    def frame(self) -> pd.DataFrame:
-        """All columns with one value a trial; of lists their lengths. Missing values are NaN or None."""
-        columns = {}
-        for name, column in zip(self.table.column_names, self.table.columns, strict=True):
+    def frame(self, names: Sequence[str]) -> pd.DataFrame:
+        """The named columns, one value a trial; of lists their lengths. Missing values are NaN or None."""
+        columns = {name: self.table[name] for name in names}
+        for name, column in columns.items():
             if pa.types.is_list(column.type):
                 columns[name] = pc.list_value_length(column)
-            elif not pa.types.is_map(column.type):
-                columns[name] = column
         return pa.table(columns).to_pandas()
 
     def ids(self) -> list[str]:
@@ -105,18 +104,24 @@ def parquet(table: pa.Table) -> bytes:
 
 
 @contextmanager
-def trials_file(path: Path) -> Iterator[Callable[[Sequence[str], Sequence[TrialRecord]], None]]:
-    """Yield a function that adds records with their hashes to the Parquet file `path`, which is replaced at the end."""
-    with (
-        atomic_file(path) as file,
-        pq.ParquetWriter(file, schema_of(TrialRecord), compression=COMPRESSION) as writer,
-    ):
+def table_file(path: Path, model: type[BaseModel]) -> Iterator[Callable[[pa.Table], None]]:
+    """Yield a function that adds rows of a model to the Parquet file `path`, which is replaced at the end."""
+    schema = schema_of(model)
+    with atomic_file(path) as file, pq.ParquetWriter(file, schema, compression=COMPRESSION) as writer:
+        waiting = [schema.empty_table()]
 
-        def add(ids: Sequence[str], records: Sequence[TrialRecord]) -> None:
-            if records:
-                writer.write_table(trial_table(ids, records))
+        def write() -> None:
+            writer.write_table(pa.concat_tables(waiting))
+            waiting.clear()
+
+        def add(table: pa.Table) -> None:
+            waiting.append(table)
+            if sum(len(part) for part in waiting) >= ROWS_TOGETHER:
+                write()
 
         yield add
+        if waiting:
+            write()
 
 
 def read_table(path: Path, model: type[BaseModel]) -> pa.Table:
@@ -128,8 +133,11 @@ def read_table(path: Path, model: type[BaseModel]) -> pa.Table:
     return parse_table(path, read_limited(path, MAX_FILE_BYTES), model)
 
 
-def parse_table(path: Path, content: bytes, model: type[BaseModel]) -> pa.Table:
+def parse_table(path: Path, content: bytes, model: type[BaseModel], columns: Sequence[str] | None = None) -> pa.Table:
     """The content of the Parquet file `path`.
+
+    Args:
+        columns: all that are read; by default every one.
 
     Raises:
         ReproError: as `read_table`.
@@ -141,7 +149,7 @@ def parse_table(path: Path, content: bytes, model: type[BaseModel]) -> pa.Table:
             raise ValueError(f"it would unpack to more than {MAX_UNPACKED_BYTES:,} bytes")
         if not file.schema_arrow.equals(schema_of(model)):
             raise ValueError(f"its columns are not those of a {model.__name__}")
-        return file.read()
+        return file.read(None if columns is None else [*columns])
     except (pa.ArrowException, ValueError, OSError) as error:
         raise ReproError(
             f"{path} is not a table that can be read: {error}",
@@ -184,8 +192,9 @@ def _fields(*models: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, p
 
 
 def _columns(rows: Sequence[BaseModel | None], *models: type[BaseModel]) -> Iterator[pa.Array]:
+    fields = [{} if row is None else vars(row) for row in rows]
     for name, annotation in _annotations(models).items():
-        values = [None if row is None else vars(row).get(name) for row in rows]
+        values = [field.get(name) for field in fields]
         nested = _nested(annotation)
         if nested:
             yield from _columns(values, *nested)
