@@ -94,6 +94,8 @@ def test_a_right_engine_passes_the_gate_with_any_model_as_target_and_draft(case,
     if not covered:
         assert "in place of the NumPy oracle (it does not know" in found["gapped-equals-one-by-one"].measured
     assert ("windows-count-positions" in found) == ("sliding_attention" in json.dumps(cases()[case]))
+    # What is special about a model is told where a reader of the gate's result sees it.
+    assert ("windows-count-positions" in found) == ("sliding windows" in found["layers-read-kept-tokens"].measured)
     recurrent_first = case in ("qwen3_5", "nemotron_h")
     assert ("keys-equal-one-by-one" in found) == recurrent_first == ("keys-equal-dense" not in found)
 

