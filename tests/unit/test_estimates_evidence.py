@@ -152,6 +152,17 @@ def test_arms_that_differ_are_named(kind: str, words: str) -> None:
     assert pair_problems(dense, dense) == ["it does not hold one trial of each arm"]
 
 
+@pytest.mark.parametrize("name", ["blas", "mlx", "device", "omlx engine type"])
+def test_arms_that_ran_on_other_software_are_named(name: str) -> None:
+    """A slow BLAS in one process alone would make any claim true."""
+    pair = [r for r in made() if r.cell == "padded-512-speculative-keep0.2"][:2]
+    dense, treated = (
+        record.model_copy(update={"environment": {**record.environment, name: said, "server options": said}})
+        for record, said in zip(sorted(pair, key=lambda record: record.treated), ("stock", "fast"), strict=True)
+    )
+    assert pair_problems(dense, treated) == [f"{name} was stock in the dense arm and fast in the treated one"]
+
+
 def test_other_weights_or_another_engine_are_named() -> None:
     pair = [r for r in made() if r.cell == "padded-512-speculative-keep0.2"][:2]
     dense, treated = sorted(pair, key=lambda record: record.treated)

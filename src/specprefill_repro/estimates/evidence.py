@@ -13,6 +13,8 @@ from specprefill_repro.trials.schema import NOMINAL, Evidence, MachineState, Ser
 
 PHASES_TOLERANCE = 0.02
 MAX_SUSPENDED_SECONDS = 0.1
+DIFFERS_BY_ARM = {"server options"}
+"""Of a record's environment: what a server is told in one arm and not in the other."""
 
 
 @lru_cache(maxsize=4096)
@@ -34,6 +36,11 @@ def pair_problems(dense: TrialRecord, treated: TrialRecord) -> list[str]:
         found.append("the two arms ran different target weights")
     if dense.engine != treated.engine:
         found.append(f"the two arms ran on different engines: {dense.engine} and {treated.engine}")
+    # Such as one process that could not open the fast BLAS, or a server that gave one arm to another of its engines.
+    for name in sorted((dense.environment.keys() & treated.environment.keys()) - DIFFERS_BY_ARM):
+        here, there = dense.environment[name], treated.environment[name]
+        if here != there:
+            found.append(f"{name} was {here} in the dense arm and {there} in the treated one")
     if isinstance(dense.evidence, Evidence) and isinstance(treated.evidence, Evidence):
         for name in ("key_dtype", "logits_dtype"):
             here, there = getattr(dense.evidence, name), getattr(treated.evidence, name)
