@@ -248,7 +248,7 @@ def summary_lines(project: Project, study: Study, found: Sequence[Standing]) -> 
     unknown = sum(each.seconds is None for each in due)
     minutes = sum(each.seconds or 0.0 for each in due) / 60
     price = f"about {minutes:.0f} min" if minutes >= 1 else "less than a minute"
-    if unknown == len(due):
+    if unknown and minutes < 1:
         price = "it is not known how long it takes"
     elif unknown:
         price += f", and {unknown} of unknown length,"
