@@ -247,6 +247,8 @@ def summary_lines(study: Study, found: Forecast) -> list[str]:
     best = found.best
     if best is not None and best.speedup is not None:
         gain = f"predicted speed-up {best.speedup:.2f} in {best.cell.id}"
+        if found.missing:
+            return [*lines, f"Of the cells whose models are here, the best: {gain}."]
         lines.append(
             f"SpecPrefill can help here: {gain}." if best.speedup > 1 else f"SpecPrefill cannot help here: {gain}."
         )
@@ -274,6 +276,8 @@ def _time_lines(found: Forecast) -> list[str]:
 def _room_lines(study: Study, found: Forecast) -> list[str]:
     takes, room = found.needs, found.room
     here = "none, every model is here" if not found.missing else _gigabytes(takes.download_bytes)
+    if found.missing and not takes.download_bytes:
+        here = "none, what is missing is made from what is here"
     lines = [
         f"download: {here}",
         f"disk: {_gigabytes(takes.disk_bytes + found.record_bytes)} for models that are not here and records; "

@@ -88,6 +88,7 @@ def test_a_model_that_is_not_here_is_named_and_nothing_is_guessed(tmp_path: Path
     assert found.missing == ("large",) and "not here yet: large" in said and "./reproduce scripted" in said
     assert found.least_seconds is None and "time: not known; 4 of 6 cells" in said
     assert {cell.cell.pair for cell in found.cells if cell.speedup is not None} == {"self"}
+    assert "Of the cells whose models are here, the best: predicted speed-up" in said and "help here" not in said
 
 
 ROOT = Path(__file__).parents[2]
