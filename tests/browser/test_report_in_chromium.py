@@ -75,6 +75,46 @@ def test_a_phone_never_scrolls_the_page_sideways(browser: Any, addresses: dict[s
     page.close()
 
 
+def test_the_table_of_what_ran_fits_a_window_of_1280(browser: Any, addresses: dict[str, str]) -> None:
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    page.goto(addresses["gain"])
+    place = page.locator("[aria-label='Table: evidence by arm']")
+    assert place.evaluate("place => place.scrollWidth - place.clientWidth") <= 0
+    page.close()
+
+
+def test_a_number_of_the_first_screen_leads_over_its_pairs_to_the_records(
+    browser: Any, addresses: dict[str, str]
+) -> None:
+    page = browser.new_page()
+    page.goto(addresses["gain"])
+    for link in page.locator("header dl.facts a, header .verdicts td[data-name=Measured] a").all():
+        target = page.locator(f"[id='{link.get_attribute('href')[1:]}']")
+        assert target.count() == 1
+    page.locator("header dl.facts a").first.click()
+    pairs = page.locator("tbody:target")
+    assert pairs.is_visible()
+    pairs.locator("td a").first.click()
+    assert page.locator("tr:target").is_visible()
+    page.close()
+
+
+def test_print_is_never_smaller_than_7_5_points_and_nothing_is_cut_off(browser: Any, addresses: dict[str, str]) -> None:
+    # A4 without its margins, in pixels of CSS.
+    page = browser.new_page(viewport={"width": 680, "height": 1000})
+    page.goto(addresses["gain"])
+    page.emulate_media(media="print")
+    page.evaluate("document.querySelectorAll('details').forEach(each => { each.open = true })")
+    points = page.evaluate(
+        """Math.min(...[...document.querySelectorAll('th, td, p, li, dd, caption')]
+            .filter(each => each.getClientRects().length)
+            .map(each => parseFloat(getComputedStyle(each).fontSize) * 0.75))"""
+    )
+    assert points >= 7.49
+    assert page.evaluate("document.documentElement.scrollWidth") <= 690
+    page.close()
+
+
 def test_nothing_is_requested_and_nothing_complains(browser: Any, addresses: dict[str, str]) -> None:
     page = browser.new_page()
     requests: list[str] = []

@@ -79,6 +79,7 @@ def _context(data: ReportData, trials: Trials) -> dict[str, Any]:
         "requests": rows.request_rows(data, frame),
         "environment": rows.environment(data),
         "trials": rows.by_cell(data, trials) if data.lists_trials else {},
+        "pairs_shown": {cell.cell for cell in data.estimates.cells if cell.pairs and data.lists_trials},
         "number_of_trials": len(trials),
         "sums_up": len(data.estimates.cells) > LISTED_CELLS,
         "listed_reasons": LISTED_REASONS,

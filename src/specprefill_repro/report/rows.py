@@ -354,7 +354,7 @@ def request_rows(data: ReportData, trials: pd.DataFrame) -> list[RequestRow]:
             got += [
                 f"{span(in_process['evidence.look_ahead_tokens'])} look-ahead tokens scored besides the prompt's last",
                 f"{span(in_process['evidence.kept_ranges'])} runs of kept positions",
-                f"needle kept in {needles} of {len(in_process)}",
+                f"needle read whole in {needles} of {len(in_process)} trials",
             ]
         on_server = treated[treated["evidence.log_sha256"].notna()]
         if len(on_server):
