@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from rich.console import Console
@@ -38,6 +40,8 @@ from specprefill_repro.trials.progress import PROGRESS_PIPE
 from specprefill_repro.verdicts.claims import load_claims, study_claims
 from specprefill_repro.verdicts.listing import print_verdicts
 from specprefill_repro.verdicts.schema import Verdicts
+
+STOP_SECONDS = 10
 
 
 def run_study(project: Project, name: str) -> None:
@@ -69,12 +73,15 @@ def run_study(project: Project, name: str) -> None:
                 stdout=output,
                 stderr=output,
                 env={**os.environ, PROGRESS_PIPE: str(pipe), RUN_PROCESS: name_run(os.getpid())},
+                # So that whoever ends this process, by a key or by a signal to it alone, ends its jobs in one way.
+                start_new_session=True,
             )
             try:
-                failures = _follow(process, pipe, _Work(study), console)
+                with _ends_like_a_key_press():
+                    failures = _follow(process, pipe, _Work(study), console)
             except KeyboardInterrupt:
-                console.print("Stopping after the trial that runs now is thrown away ...")
-                process.wait()
+                console.print("Stopping; the trial that runs now is thrown away ...")
+                _stop(process)
                 raise
     if process.returncode != 0:
         if project.report(name).is_file():
@@ -82,6 +89,34 @@ def run_study(project: Project, name: str) -> None:
         raise failures[0] if failures else _snakemake_failed(log, process.returncode)
     print_verdicts(read_model(project.verdicts(name), Verdicts).verdicts, console)
     console.print(f"Report: {os.path.relpath(project.report(name))}", soft_wrap=True)
+
+
+@contextmanager
+def _ends_like_a_key_press() -> Iterator[None]:
+    """SIGTERM, and SIGHUP of a terminal that is closed, end a run as Ctrl-C does."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _stop(process: "subprocess.Popen[bytes]") -> None:
+    """End Snakemake and its jobs; nothing of a block is kept before the block is whole, so a kill does no harm."""
+    for number in (signal.SIGINT, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, number)
+            process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            continue
+        except ProcessLookupError:
+            break
+    process.wait()
 
 
 def _load_now() -> list[str]:

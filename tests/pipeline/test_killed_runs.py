@@ -8,6 +8,7 @@ import sys
 import time
 
 import psutil
+import pytest
 
 from small_project import command, environment, make_small_project, planned_outputs
 
@@ -87,6 +88,21 @@ def test_jobs_end_when_the_run_alone_is_killed(tmp_path):
     assert alive == [], "a worker outlived its run"
     # Snakemake itself finds its jobs failing, and ends by itself.
     _, alive = psutil.wait_procs(everything, timeout=60)
+    assert alive == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_the_run_alone_ends_its_jobs_too(tmp_path, number):
+    root = make_small_project(tmp_path / "signalled")
+    process = start(root)
+    everything: list[psutil.Process] = []
+    deadline = time.monotonic() + 300
+    while not any(_is_worker(one) for one in everything) and time.monotonic() < deadline:
+        time.sleep(0.1)
+        everything = tree(psutil.Process(process.pid))
+    process.send_signal(number)
+    assert process.wait(120) == 130
+    _, alive = psutil.wait_procs(everything, timeout=30)
     assert alive == []
 
 
