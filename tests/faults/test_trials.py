@@ -143,6 +143,56 @@ def test_a_killed_worker_is_explained_and_leaves_nothing(job, monkeypatch, tmp_p
     assert not (tmp_path / "logits.f32").exists()
 
 
+@pytest.mark.parametrize("hangs_at", ["mlx.core", "specprefill_repro"])
+def test_a_worker_that_hangs_is_ended_and_explained(job, monkeypatch, tmp_path, hangs_at):
+    # In its computation, or before it reads its job, which is larger than a pipe holds.
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys, time\n"
+        "class Sleeper:\n"
+        "    def find_spec(self, name, *rest):\n"
+        f"        if name == {hangs_at!r}:\n"
+        "            print('waiting for a driver', file=sys.stderr, flush=True)\n"
+        "            time.sleep(10_000)\n"
+        "sys.meta_path.insert(0, Sleeper())\n"
+    )
+    environment = {**worker_environment(), "PYTHONPATH": str(tmp_path)}
+    monkeypatch.setattr(trial, "worker_environment", lambda: environment)
+    with pytest.raises(ReproError, match=r"no answer in 2 seconds and was ended") as error:
+        run_worker(job(text="long " * 50_000), limit=2.0)
+    assert error.value.exit_code is Exit.TRIAL
+    assert "finished blocks are kept" in error.value.next
+    assert not psutil.Process().children()
+
+
+@pytest.mark.parametrize(
+    ("raised", "out_of_memory"),
+    [
+        ("RuntimeError('[metal::malloc] Attempting to allocate 99 bytes which is greater than the maximum')", True),
+        ("RuntimeError('[malloc_or_wait] Unable to allocate 99 bytes.')", True),
+        ("RuntimeError('std::bad_alloc')", True),
+        ("RuntimeError('[METAL] Command buffer execution failed: Insufficient Memory (00000008)')", True),
+        ("MemoryError()", True),
+        ("RuntimeError('[matmul] Last dimension of first input must match')", False),
+    ],
+)
+def test_memory_that_runs_out_is_explained_however_it_is_said(job, monkeypatch, tmp_path, raised, out_of_memory):
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\n"
+        "class Full:\n"
+        "    def find_spec(self, name, *rest):\n"
+        "        if name == 'mlx.core':\n"
+        f"            raise {raised}\n"
+        "sys.meta_path.insert(0, Full())\n"
+    )
+    environment = {**worker_environment(), "PYTHONPATH": str(tmp_path)}
+    monkeypatch.setattr(trial, "worker_environment", lambda: environment)
+    with pytest.raises(ReproError) as error:
+        run_worker(job())
+    assert error.value.exit_code is Exit.TRIAL
+    assert ("ran out of memory" in error.value.what) == out_of_memory
+    assert ("KV cache together are larger" in error.value.why) == out_of_memory
+
+
 def test_a_model_that_cannot_be_loaded_is_refused_in_words(job, folders, tmp_path):
     folder = tmp_path / "other"
     folder.mkdir()

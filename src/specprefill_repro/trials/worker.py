@@ -14,12 +14,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from specprefill_repro.errors import Exit, ReproError
+from specprefill_repro.errors import ReproError
 from specprefill_repro.files import sha256_file, write_bytes
 from specprefill_repro.study.plan import ArmKind
 from specprefill_repro.trials.clock import suspended_between, suspension_clocks
 from specprefill_repro.trials.job import Answer, Failure, Job, Measurement
 from specprefill_repro.trials.machine import machine_facts, machine_state, software_facts
+from specprefill_repro.trials.memory import out_of_memory, says_out_of_memory
 from specprefill_repro.trials.parent import end_with_pipe
 from specprefill_repro.trials.schema import Phases
 
@@ -179,14 +180,11 @@ def _answer(job: Job, spawned_at: float) -> Answer:
     except ReproError as error:
         return Answer(failure=Failure(what=error.what, why=error.why, next=error.next, exit_code=int(error.exit_code)))
     except MemoryError as error:
-        return Answer(
-            failure=Failure(
-                what=f"A trial ran out of memory: {error}.",
-                why="Target, draft and KV cache together are larger than what this machine had free.",
-                next="Close other programs, or choose a smaller pair or shorter prompts in the study.",
-                exit_code=int(Exit.TRIAL),
-            )
-        )
+        return Answer(failure=out_of_memory(error))
+    except RuntimeError as error:
+        if not says_out_of_memory(str(error)):
+            raise
+        return Answer(failure=out_of_memory(error))
 
 
 def main() -> None:
