@@ -2,13 +2,17 @@
 
 import os
 import shutil
+import socket
+import sys
 import tempfile
 from contextlib import nullcontext
 from pathlib import Path
 
+import psutil
 from tokenizers import Tokenizer
 
 from specprefill_repro.engines.interface import Engine, engine_of
+from specprefill_repro.errors import ReproError
 from specprefill_repro.files import content_id, read_model, sha256_file, write_json
 from specprefill_repro.fingerprint import code_fingerprint
 from specprefill_repro.gate.schema import GateResult
@@ -95,7 +99,7 @@ def run_block(project: Project, study: Study, cell: Cell, index: int, engine: En
     )
     store = Store(project.store)
 
-    receipt = store.find_receipt(fingerprint)
+    receipt = _find_receipt(store, cell, index, fingerprint)
     if not gate.passed:
         receipt = BlockReceipt(
             cell=cell.id,
@@ -123,6 +127,18 @@ def run_block(project: Project, study: Study, cell: Cell, index: int, engine: En
     return receipt
 
 
+def _find_receipt(store: Store, cell: Cell, index: int, fingerprint: str) -> BlockReceipt | None:
+    """The block's receipt; one that is damaged, or names something that is, is set aside, and not without a word."""
+    try:
+        return store.get_receipt(fingerprint)
+    except ReproError as error:
+        aside = store.set_aside(fingerprint)
+        line = f"{cell.id}, block {index}, is measured again: {error.what} Its receipt is kept as {aside}."
+        print(line, file=sys.stderr)
+        report_warning(line)
+        return None
+
+
 def _order(trials: tuple[PlannedTrial, ...]) -> str:
     return "".join("B" if trial.treated else "A" for trial in trials)
 
@@ -142,10 +158,8 @@ def _measure_block(
     tokenizer = Tokenizer.from_file(str(project.model_folder(target.name) / "tokenizer.json"))
     store.folder.mkdir(parents=True, exist_ok=True)
     with machine_lease() if engine.needs_machine else nullcontext() as lease:
-        # Nobody else measures now, so whatever lies here was left by a run that was killed.
-        for leftover in store.folder.glob("block-*"):
-            shutil.rmtree(leftover, ignore_errors=True)
-        with tempfile.TemporaryDirectory(dir=store.folder, prefix="block-") as folder:
+        _clear_leftovers(store.folder)
+        with tempfile.TemporaryDirectory(dir=store.folder, prefix=f"{_folder_prefix()}{os.getpid()}-") as folder:
             seen = canary(lease) if engine.needs_machine else None
             measured: list[TrialRecord] = []
             first: dict[int, Measurement] = {}
@@ -191,6 +205,30 @@ def _measure_block(
                 place = Path(folder) / f"{trial.position}"
                 store.adopt(record, place.with_suffix(".f32"), place.with_suffix(".log.gz"))
             return seen, tuple(store.put_record(record) for record in measured)
+
+
+def _folder_prefix() -> str:
+    """How the working folders of this machine begin: others may measure into the same store on a shared disk."""
+    return f"block-{content_id(socket.gethostname())[:12]}-"
+
+
+def _clear_leftovers(folder: Path) -> None:
+    """Delete the working folders of this machine's processes that were killed."""
+    prefix = _folder_prefix()
+    for leftover in folder.glob(f"{prefix}*"):
+        pid = leftover.name.removeprefix(prefix).partition("-")[0]
+        # This process has no folder yet: one with its number was another's.
+        if pid.isdecimal() and (int(pid) == os.getpid() or not _runs(int(pid))):
+            shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+    except psutil.AccessDenied:
+        return True
 
 
 def _forced(study: Study, cell: Cell, trial: PlannedTrial, first: Measurement | None) -> Forced | None:

@@ -15,6 +15,7 @@ from specprefill_repro.errors import Exit, ReproError
 from specprefill_repro.files import (
     canonical_json,
     content_id,
+    explain_write_error,
     parse_model,
     read_limited,
     read_model,
@@ -115,16 +116,48 @@ class Store:
 
     def find_receipt(self, fingerprint: str) -> BlockReceipt | None:
         """The receipt of a block that was measured before, if it and all it names are whole; else None."""
+        try:
+            return self.get_receipt(fingerprint)
+        except ReproError:
+            return None
+
+    def get_receipt(self, fingerprint: str) -> BlockReceipt | None:
+        """The receipt of a block that was measured before; None when there is none.
+
+        Raises:
+            ReproError: it, or something that it names, is missing or damaged.
+        """
         path = self.receipt_path(fingerprint)
         if not path.exists():
             return None
+        receipt = read_model(path, BlockReceipt)
+        for identity in receipt.records:
+            self.check_artifact(self.get_record(identity))
+        if receipt.fingerprint != fingerprint:
+            raise ReproError(
+                f"The receipt {path} is of another block: its fingerprint is {receipt.fingerprint}.",
+                "The file was renamed or altered by hand.",
+                f"Remove it and the block is measured again: rm '{path}'",
+                Exit.VERIFICATION,
+            )
+        return receipt
+
+    def set_aside(self, fingerprint: str) -> Path:
+        """Rename a receipt to NAME.damaged, so that a new one does not replace it, and return its new path.
+
+        It names the block's records, which stay where they are.
+
+        Raises:
+            ReproError: the folder may not be written.
+        """
+        path = self.receipt_path(fingerprint)
+        aside = path.with_name(f"{path.name}.damaged")
         try:
-            receipt = read_model(path, BlockReceipt)
-            for identity in receipt.records:
-                self.check_artifact(self.get_record(identity))
-        except ReproError:
-            return None
-        return receipt if receipt.fingerprint == fingerprint else None
+            path.replace(aside)
+        except OSError as error:
+            explain_write_error(error, aside)
+        sync_folder(path.parent)
+        return aside
 
 
 def _read_named(path: Path, sha256: str, limit: int) -> bytes:
