@@ -1,5 +1,6 @@
 """Errors that a user can act on: what happened, why, and the next command. No traceback is shown for them."""
 
+import re
 from enum import IntEnum
 
 
@@ -29,3 +30,8 @@ class ReproError(Exception):
 
     def __str__(self) -> str:
         return f"{self.what}\n  why:  {self.why}\n  next: {self.next}"
+
+
+def without_password(text: str) -> str:
+    """A text as it may be shown: without the user name, password or token of any address in it."""
+    return re.sub(r"(\w+://)[^/\s'\"]*@", r"\1", text)

@@ -14,7 +14,7 @@ from specprefill_repro.calibration.chain import prepare, usual_study
 from specprefill_repro.calibration.worlds import COSTS, claim
 from specprefill_repro.engines.scripted import ScriptedEngine, World
 from specprefill_repro.study.plan import plan_cells
-from specprefill_repro.trials import block
+from specprefill_repro.trials import block, progress
 from specprefill_repro.trials.schema import BlockReceipt
 from specprefill_repro.trials.store import Store
 
@@ -35,7 +35,7 @@ def store(tmp_path: Path) -> Store:
 @pytest.mark.parametrize("damaged", ["receipt", "record"])
 def test_a_damaged_block_is_measured_again_and_kept_aside_with_a_word(measure, store, capsys, monkeypatch, damaged):
     warned: list[str] = []
-    monkeypatch.setattr(block, "report_warning", warned.append)
+    monkeypatch.setattr(progress, "report_warning", warned.append)
     first = measure()
     path = store.receipt_path(first.fingerprint)
     assert measure() == first and not warned

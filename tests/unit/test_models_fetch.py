@@ -2,6 +2,9 @@
 
 import json
 import shutil
+import subprocess
+import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -237,6 +240,29 @@ def test_version_that_is_not_there_is_said_so(project: Project, index: Path) -> 
         fetch_model(project, "wheel")
     assert "no wheel of that version" in caught.value.why
     assert caught.value.exit_code == Exit.ENVIRONMENT
+
+
+def test_waiting_for_another_maker_says_so_once_and_for_whom(
+    project: Project, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from specprefill_repro.models.fetch import _sole_maker\n"
+        "from specprefill_repro.project import Project\n"
+        "with _sole_maker(Project(Path(sys.argv[1])), 'tiny'): print('held', flush=True); input()"
+    )
+    command = [sys.executable, "-c", code, str(project.root)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
+        timer = threading.Timer(0.5, holder.communicate, [b"\n"])
+        timer.start()
+        fetch_model(project, "tiny")
+        timer.join()
+    line = f"Waiting for another process (number {holder.pid}) that makes the model tiny ...\n"
+    assert capsys.readouterr().err == line
+    fetch_model(project, "tiny")
+    assert capsys.readouterr().err == "", "nobody to wait for"
 
 
 def test_environment_without_pip_and_uv_is_told_what_to_do(

@@ -11,7 +11,7 @@ import pytest
 from hub_server import HubServer
 from specprefill_repro.errors import ReproError
 from specprefill_repro.files import canonical_json
-from specprefill_repro.publish.github_pages import GitBranch, remote_of, without_password
+from specprefill_repro.publish.github_pages import GitBranch, remote_of
 from specprefill_repro.publish.hf_space import Space
 from specprefill_repro.publish.site import Listing, new_files, render_index
 
@@ -135,7 +135,6 @@ def test_a_remote_that_is_not_there_is_an_error_in_three_parts_without_its_passw
 def test_the_address_of_a_site_on_github_is_told() -> None:
     assert GitBranch("git@github.com:Jane/tool.git").address == "https://jane.github.io/tool/"
     assert GitBranch("https://github.com/jane/jane.github.io").address == "https://jane.github.io/"
-    assert without_password("https://x:y@github.com/jane/tool") == "https://github.com/jane/tool"
 
 
 @pytest.fixture

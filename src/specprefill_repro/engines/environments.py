@@ -1,12 +1,12 @@
 """Environments of server engines: installed from a hash-locked file of envs/, beside ours and apart from it."""
 
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 from specprefill_repro.errors import Exit, ReproError
 from specprefill_repro.files import read_model, sha256_file, write_json
+from specprefill_repro.installers import run_installer
 from specprefill_repro.project import Project
 from specprefill_repro.schema import Frozen
 
@@ -82,9 +82,9 @@ def install_environment(project: Project, kind: str, name: str) -> EnvironmentRe
 
 
 def _run(name: str, command: list[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
-    if done.returncode != 0:
-        last = " | ".join(line.strip() for line in done.stderr.strip().splitlines()[-3:])
+    status, said = run_installer(command, f"install the environment {name}")
+    if status != 0:
+        last = " | ".join(line.strip() for line in said.strip().splitlines()[-3:])
         raise ReproError(
             f"Could not install the environment {name}: {last}",
             "No network, no room on the disk, or a package that does not match its recorded hash.",

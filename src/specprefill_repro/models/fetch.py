@@ -6,9 +6,10 @@ whatever kills the process, there is a whole model or none, and the next call go
 
 import fcntl
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from specprefill_repro.errors import ReproError
@@ -50,6 +51,7 @@ from specprefill_repro.models.schema import (
     Source,
 )
 from specprefill_repro.project import Project
+from specprefill_repro.trials.progress import say
 
 FLOAT32_PER_PACKED_BYTE = 8
 """Room for a GGUF file of about 4 bits a weight once it is float32."""
@@ -303,13 +305,25 @@ def _old(project: Project, name: str) -> Path:
 
 @contextmanager
 def _sole_maker(project: Project, name: str) -> Iterator[None]:
-    """Hold the lock of a model; clear away what a killed process left. The system frees it with the process."""
+    """Hold the lock of a model; clear away what a killed process left. The system frees it with the process.
+
+    Says so once where another process holds it.
+    """
     models = project.results / "models"
     with _explained(models):
         models.mkdir(parents=True, exist_ok=True)
-        handle = (models / f".{name}.lock").open("w")
+        handle = (models / f".{name}.lock").open("a+")
     with handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            handle.seek(0)
+            holder = handle.read(20).strip() or "unknown"
+            say(f"Waiting for another process (number {holder}) that makes the model {name} ...")
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        with suppress(OSError):  # On a full disk nobody learns the number; the lock holds all the same.
+            os.ftruncate(handle.fileno(), 0)
+            os.write(handle.fileno(), str(os.getpid()).encode())
         old = _old(project, name)
         if old.exists() and not project.model_folder(name).exists():
             old.rename(project.model_folder(name))  # killed between the two renames

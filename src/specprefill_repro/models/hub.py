@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from specprefill_repro.errors import Exit, ReproError
+from specprefill_repro.errors import Exit, ReproError, without_password
 from specprefill_repro.models.schema import HubSource, RelativePath
 
 Answer = TypeVar("Answer")
@@ -248,7 +248,7 @@ def shown(value: object) -> str:
         text = text.replace(token, "[token]")
     text = re.sub(r"\bhf_\w{8,}", "[token]", text)
     text = re.sub(r"(https?://[^\s'\"?]+)\?[^\s'\"]*", r"\1", text)
-    return text[:200]
+    return without_password(text)[:200]
 
 
 def _has_token() -> bool:

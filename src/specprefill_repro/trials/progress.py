@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 
 from specprefill_repro.errors import ReproError
 
@@ -36,6 +37,12 @@ def report_error(error: ReproError) -> None:
             "exit_code": int(error.exit_code),
         }
     )
+
+
+def say(line: str) -> None:
+    """Tell a line to whoever looks: on standard error, and to the run that shows its progress."""
+    print(line, file=sys.stderr)
+    report_warning(line)
 
 
 def report_warning(line: str) -> None:
