@@ -1,6 +1,8 @@
 """What real oMLX servers logged, read by the engine's rule: sparse where it ran, and what it was where it did not."""
 
 import json
+import os
+import plistlib
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +107,51 @@ def test_a_command_that_pip_brought_up_to_date_is_another_engine_though_it_is_th
     packages.cache_clear()
     assert found[0].identity != found[1].identity
     assert (found[1].version == "0.3.9") == (changed == "omlx")
+
+
+@pytest.mark.parametrize("form", [plistlib.FMT_XML, plistlib.FMT_BINARY])
+@pytest.mark.parametrize("launcher", ["in the application", "a link to it", "a script that names it"])
+def test_an_application_that_was_updated_is_another_engine_though_its_launcher_is_the_same(tmp_path, launcher, form):
+    contents = tmp_path / "My oMLX.app" / "Contents"
+    inner = contents / "MacOS" / "omlx"
+    inner.parent.mkdir(parents=True)
+    inner.write_bytes(b"\xcf\xfa\xed\xfe a program")
+    command = inner if launcher == "in the application" else tmp_path / "bin" / "omlx"
+    command.parent.mkdir(exist_ok=True)
+    if launcher == "a link to it":
+        command.symlink_to(inner)
+    elif launcher == "a script that names it":
+        command.write_text(f'#!/bin/sh\nexec "{inner}" "$@"\n')
+    command.chmod(0o755)
+    found = []
+    for version in ("0.3.5", "0.3.9", "0.3.9"):
+        info = {"CFBundleShortVersionString": version, "CFBundleName": "oMLX"}
+        (contents / "Info.plist").write_bytes(plistlib.dumps(info, fmt=form))
+        os.utime(command)
+        found.append(find_source(OmlxEngine(kind="omlx", command=f"'{command}'")))
+    assert found[0].identity != found[1].identity == found[2].identity
+    assert [each.version for each in found] == ["0.3.5", "0.3.9", "0.3.9"]
+
+
+@pytest.mark.parametrize("content", [b"", b"not a list", b"<plist><dict><key>", b"bplist00\xff", plistlib.dumps([1])])
+def test_an_application_that_says_nothing_of_itself_has_no_version(tmp_path, content):
+    program = tmp_path / "oMLX.app" / "Contents" / "MacOS" / "omlx"
+    program.parent.mkdir(parents=True)
+    program.write_bytes(b"a program")
+    program.chmod(0o755)
+    (program.parents[1] / "Info.plist").write_bytes(content)
+    assert find_source(OmlxEngine(kind="omlx", command=str(program))).version == "unknown"
+
+
+def test_a_program_that_was_written_anew_is_another_engine(tmp_path):
+    program = tmp_path / "omlx"
+    program.write_bytes(b"\x7fELF that loads what lies beside it")
+    program.chmod(0o755)
+    found = []
+    for written in (1_000_000_000, 1_000_000_000, 1_100_000_000):
+        os.utime(program, (written, written))
+        found.append(find_source(OmlxEngine(kind="omlx", command=str(program))).identity)
+    assert found[0] == found[1] != found[2]
 
 
 def test_only_the_newer_version_scores_a_qwen3_draft(judge):

@@ -7,6 +7,7 @@ is a fresh server, with settings written before its start and without caches, ju
 import http.client
 import json
 import os
+import plistlib
 import re
 import shlex
 import shutil
@@ -16,6 +17,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
+from xml.parsers.expat import ExpatError
 
 from specprefill_repro.engines.chat import ChatAnswer
 from specprefill_repro.engines.history import Effect, load_history, read_config
@@ -25,7 +27,7 @@ from specprefill_repro.engines.server import HOST, Limits, Server, connection
 from specprefill_repro.engines.server_evidence import LogClaims, Scored, kept_bounds
 from specprefill_repro.engines.server_trial import Start, measure_on_server, new_secret
 from specprefill_repro.errors import Exit, ReproError
-from specprefill_repro.files import content_id, sha256_file, write_json
+from specprefill_repro.files import content_id, read_limited, sha256_file, write_json
 from specprefill_repro.prefill.blas import STOCK, preloaded_blas
 from specprefill_repro.project import Project
 from specprefill_repro.study.engines import OmlxEngine
@@ -41,6 +43,10 @@ ADMIN_SECONDS = 60.0
 LOAD_SECONDS = 1800.0
 MAX_REPLY_BYTES = 10_000_000
 BANNER = re.compile(r"Version: (\d[\w.+-]*)")
+INFO = Path("Contents") / "Info.plist"
+"""What a macOS application says of itself, its version among it; a text of XML, or Apple's binary form."""
+MAX_INFO_BYTES = 1_000_000
+MAX_SCRIPT_BYTES = 10_000
 LOADED_INSIDE = re.compile(r"Loading model: \S+")
 
 
@@ -274,17 +280,44 @@ def find_source(given: OmlxEngine) -> Source:
     files = [Path(word) for word in (path, *words[1:]) if Path(word).is_file()]
     interpreter = _interpreter(Path(path))
     installed = packages(interpreter) if interpreter else {}
-    # A package manager links to another folder when it installs another version; pip leaves the command as it was.
-    identity = content_id([words[1:], [[str(file.resolve()), sha256_file(file)] for file in files], installed])
+    bundles = sorted(set().union(*(_bundles(file.resolve()) for file in files)))
+    # A package manager links to another folder when it installs another version; pip leaves the command as it was, and
+    # so may an update of an application. A program that is neither is known by when it was written, too.
+    parts: list[Any] = [words[1:], [[str(file.resolve()), sha256_file(file)] for file in files], installed]
+    if bundles:
+        parts.append([sha256_file(bundle / INFO) for bundle in bundles])
+    elif not installed:
+        parts.append([file.stat().st_mtime_ns for file in files])
+    identity = content_id(parts)
     return Source(
         command=(path, *words[1:]),
         environment={},
         interpreter=interpreter,
-        version=installed.get(KIND, UNKNOWN),
+        version=installed.get(KIND) or next(filter(None, map(_bundle_version, bundles)), UNKNOWN),
         commit=None,
         identity=identity,
         private={str(file.parent): "[omlx]" for file in files if len(file.parts) > 2},
     )
+
+
+def _bundles(file: Path) -> set[Path]:
+    """The macOS applications that a program lies in, or that a small script names."""
+    found = {folder for folder in file.parents if folder.suffix == ".app"}
+    with file.open("rb") as opened:
+        start = opened.read(MAX_SCRIPT_BYTES)
+    if start.startswith(b"#!"):
+        found |= {Path(os.fsdecode(name)) for name in re.findall(rb"/[^\0\n\"':=$]*?\.app(?=/)", start)}
+    return {folder for folder in found if (folder / INFO).is_file()}
+
+
+def _bundle_version(bundle: Path) -> str | None:
+    """The version that an application says it has; None when it says none that can be read."""
+    try:
+        info = plistlib.loads(read_limited(bundle / INFO, MAX_INFO_BYTES))
+    except (ReproError, ExpatError, ValueError, LookupError, TypeError, AttributeError, OverflowError):
+        return None
+    version = info.get("CFBundleShortVersionString") if isinstance(info, dict) else None
+    return version if isinstance(version, str) and re.fullmatch(r"\d[\w.+-]{0,60}", version) else None
 
 
 def _checkout(folder: Path, python: str | None) -> Source:
