@@ -153,7 +153,8 @@ def test_the_server_counts_the_tokens_that_our_own_tokenizer_makes_of_the_same_t
     from specprefill_repro.prompts.tokenizer import load_tokenizer
 
     text = "The treasure is hidden in room 4821. " * 20
-    ids = load_tokenizer(Path(models[0])).encode_chat(text)[0]
+    tokenizer = load_tokenizer(Path(models[0]))
+    ids = tuple(tokenizer.encode(tokenizer.render(text)).ids)
     job = make_job(tmp_path, *models, text=text, ids=ids)
     seen = measured(stand_in("0.2.9", own=()), job)
     assert (seen.outcome, seen.evidence.prompt_tokens) == ("sparse", len(ids))

@@ -18,7 +18,7 @@ from specprefill_repro.files import read_model, write_json, write_text
 from specprefill_repro.models.schema import LocalSource, Manifest
 from specprefill_repro.project import Project
 from specprefill_repro.prompts import build
-from specprefill_repro.prompts.build import build_prompt_set, longest_shared_prefix, write_prompts
+from specprefill_repro.prompts.build import build_prompt_set, write_prompts
 from specprefill_repro.prompts.needle import DEPTHS, answer_found
 from specprefill_repro.prompts.schema import PromptSet
 from specprefill_repro.prompts.text import prose
@@ -30,6 +30,10 @@ from tiny_model import SPECIALS, write_tiny_tokenizer
 
 BOTH = (NeedleKind.NUMBER, NeedleKind.CITY)
 SHA = "0" * 64
+
+
+def chat_ids(tokenizer: ChatTokenizer, text: str, reply: str = "") -> tuple[int, ...]:
+    return tuple(tokenizer.encode(tokenizer.render(text) + reply).ids)
 
 
 def prose_corpus() -> str:
@@ -72,7 +76,7 @@ def test_laws_of_a_prompt(tokenizer: ChatTokenizer, seed: int, length: int) -> N
     for number, prompt in enumerate(made.prompts):
         # Exactly as long as asked, and what encoding the text anew gives.
         assert len(prompt.ids) == length == made.length
-        assert (prompt.ids, prompt.free_from) == tokenizer.encode_chat(prompt.text, prompt.reply)
+        assert (prompt.ids, prompt.free_from) == (chat_ids(tokenizer, prompt.text, prompt.reply), tokenizer.free_from())
         assert prompt.kind is BOTH[number % 2]
         assert prompt.depth in DEPTHS
         # The needle once, its answer once, its span where it is said to be.
@@ -84,7 +88,7 @@ def test_laws_of_a_prompt(tokenizer: ChatTokenizer, seed: int, length: int) -> N
         assert tokenizer.decode(prompt.ids[first:last]).strip() == needle
         # The answer's own tokens are what comes next: the beginning of the reply ends where one of them begins.
         space = "" if prompt.reply.endswith(" ") else " "
-        answered, _ = tokenizer.encode_chat(prompt.text, prompt.reply + space + prompt.answer)
+        answered = chat_ids(tokenizer, prompt.text, prompt.reply + space + prompt.answer)
         assert prompt.reply
         assert answered[: len(prompt.ids)] == prompt.ids
         # Data, not markup; the question stands at the end.
@@ -113,7 +117,7 @@ def test_a_study_may_leave_the_whole_reply_to_the_model(words: ChatTokenizer) ->
     made = build_prompt_set(1, "pair", BOTH, 300, 4, words, SHA, begin_reply=False)
     for prompt in made.prompts:
         assert prompt.reply == ""
-        assert (prompt.ids, prompt.free_from) == words.encode_chat(prompt.text)
+        assert (prompt.ids, prompt.free_from) == (chat_ids(words, prompt.text), words.free_from())
         assert len(prompt.ids) == 300
 
 
@@ -146,7 +150,6 @@ def test_needles_stand_at_their_depths(words: ChatTokenizer) -> None:
 def test_many_prompts_begin_differently(words: ChatTokenizer) -> None:
     made = prompts_of(words, length=300, count=30)
     assert len({prompt.ids[prompt.free_from] for prompt in made.prompts}) == 30
-    assert longest_shared_prefix([made]) == 0
 
 
 def test_too_many_prompts_are_explained(words: ChatTokenizer) -> None:
@@ -201,17 +204,6 @@ def test_work_grows_with_length_and_not_with_its_square(words: ChatTokenizer) ->
     prompt = prompts_of(counting, length=30_000, count=1).prompts[0]
     assert len(prompt.ids) == 30_000
     assert sum(encoded) < 15 * len(prompt.text)
-
-
-def test_shared_prefix_is_measured_beyond_the_template_and_over_all_sets(words: ChatTokenizer) -> None:
-    made = prompts_of(words)
-    first = made.prompts[0]
-    head = first.ids[: first.free_from + 7]
-    twin = first.model_copy(update={"ids": (*head, -1), "sha256": "another"})
-    other = made.model_copy(update={"pair": "other", "prompts": (twin,)})
-    assert longest_shared_prefix([made, other]) == 7
-    assert longest_shared_prefix([made, made.model_copy(update={"pair": "same"})]) == 0
-    assert longest_shared_prefix([]) == 0
 
 
 STUDY = """

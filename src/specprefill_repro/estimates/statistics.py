@@ -14,7 +14,6 @@ import numpy as np
 from scipy import stats
 from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.proportion import proportion_confint
-from statsmodels.stats.weightstats import ttost_paired
 
 from specprefill_repro.estimates.schema import Interval
 
@@ -87,17 +86,6 @@ def summary(log_ratios: Sequence[float], degrees: int | None = None) -> Summary:
 def interval(log_ratios: Sequence[float], level: float, degrees: int | None = None) -> Interval | None:
     """Student's t interval of the speed-up at `level`; None below two pairs."""
     return summary(log_ratios, degrees).interval(level) if len(log_ratios) else None
-
-
-def tie_p_value(log_ratios: Sequence[float], margin: float) -> float:
-    """p of two one-sided t tests that the speed-up lies within [1/(1 + margin), 1 + margin]; small: a tie.
-
-    Schuirmann 1987. Below 0.05 exactly when the 90 % interval lies inside. Needs two pairs.
-    """
-    values, limit = np.asarray(log_ratios, dtype=float), math.log1p(margin)
-    if float(np.ptp(values)) == 0.0:
-        return 0.0 if abs(float(values[0])) < limit else 1.0
-    return float(ttost_paired(values, np.zeros_like(values), -limit, limit)[0])
 
 
 @dataclass(frozen=True)

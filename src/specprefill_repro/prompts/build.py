@@ -3,7 +3,6 @@
 import random
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from pathlib import Path
 
 from specprefill_repro.errors import ReproError
@@ -13,7 +12,7 @@ from specprefill_repro.project import Project
 from specprefill_repro.prompts.needle import Needle, depth_of, kind_of, make_needle
 from specprefill_repro.prompts.schema import Prompt, PromptSet
 from specprefill_repro.prompts.text import LISTS, OPENINGS, heading, list_items, list_sentence, prose, shuffled
-from specprefill_repro.prompts.tokenizer import ChatTokenizer, load_tokenizer, shared_prefix
+from specprefill_repro.prompts.tokenizer import ChatTokenizer, load_tokenizer
 from specprefill_repro.study.load import load_study
 from specprefill_repro.study.plan import prompts_needed
 from specprefill_repro.study.schema import NeedleKind, Study
@@ -105,16 +104,6 @@ def build_prompt_set(
             f"Set the length to {shortest} or more in the study's file.",
         ) from error
     return PromptSet(pair=pair_name, tokenizer_sha256=tokenizer_sha256, length=length, prompts=prompts)
-
-
-def longest_shared_prefix(prompt_sets: Sequence[PromptSet]) -> int:
-    """Tokens beyond the chat template that any two different prompts begin with, at most; 0 without two prompts.
-
-    A cache that reuses prefixes can save no more than this between two trials. Equal prompts of two pairs count once.
-    """
-    tails = {prompt.sha256: prompt.ids[prompt.free_from :] for each in prompt_sets for prompt in each.prompts}
-    # In sorted order the longest shared prefix is that of two neighbours.
-    return max((shared_prefix(one, other) for one, other in pairwise(sorted(tails.values()))), default=0)
 
 
 class _TooShort(Exception):

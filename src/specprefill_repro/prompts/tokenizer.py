@@ -67,11 +67,6 @@ class ChatTokenizer:
         """Encode rendered text; the template has already put the special tokens there, so none is added."""
         return self.tokenizer.encode(rendered, add_special_tokens=False)
 
-    def encode_chat(self, text: str, reply: str = "") -> tuple[tuple[int, ...], int]:
-        """Return the ids of the user's message in its template and of the beginning of the reply, and the index of the
-        first id that the text decides."""
-        return tuple(self.encode(self.render(text) + reply).ids), self.free_from()
-
     def free_from(self) -> int:
         """Index of the first token that the template leaves free: where the encodings of different messages part."""
         encodings = [self.encode(self.render(probe)).ids for probe in PROBES]
