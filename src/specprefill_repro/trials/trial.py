@@ -18,8 +18,8 @@ MAX_ANSWER_BYTES = 64_000_000
 MAX_ERROR_BYTES = 4_000
 LEAST_SECONDS = 2 * 3600.0
 SECONDS_A_TOKEN = 2.0
-"""A worker that takes longer than this for its prompt, and two hours for all else, hangs. Chosen far above what the
-largest model takes on a slow machine, not measured: it only has to end a wait that would never end."""
+"""A worker that takes longer than this for its prompt, and two hours for all else, hangs. Chosen generously and
+not measured: it only has to end a wait that would never end."""
 
 
 def run_worker(job: Job, lease: int | None = None, limit: float | None = None) -> Measurement:
