@@ -4,7 +4,6 @@ import hashlib
 
 from specprefill_repro.errors import ReproError
 from specprefill_repro.estimates.schema import Estimates, Look, estimates_json
-from specprefill_repro.estimates.stopping import look
 from specprefill_repro.files import (
     parse_model,
     read_limited,
@@ -92,6 +91,8 @@ def block(study: str, cell: str, index: int) -> None:
 
 def stopping(study: str, cell: str, blocks: int, project: Project | None = None) -> Look:
     """Look at the width of a cell's interval after so many blocks."""
+    from specprefill_repro.estimates.stopping import look
+
     project = project or find_project()
     loaded = load_study(project, study)
     planned = cells_by_id(loaded)[cell]

@@ -11,9 +11,6 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from scipy import stats
-from statsmodels.stats.multitest import multipletests
-from statsmodels.stats.proportion import proportion_confint
 
 from specprefill_repro.estimates.schema import Interval
 
@@ -73,6 +70,9 @@ class Summary:
 @lru_cache(maxsize=4096)
 def _quantile(level: float, degrees: int) -> float:
     """Student's t quantile that leaves (1 - level) / 2 on either side."""
+    # Both libraries of statistics take seconds to load, and most commands need this module's plain parts alone.
+    from scipy import stats
+
     return float(stats.t.ppf((1 + level) / 2, degrees))
 
 
@@ -143,6 +143,8 @@ def share_interval(count: int, total: int, level: float = 0.95) -> Interval | No
     """Clopper-Pearson interval of count/total; None when there is nothing to count."""
     if total == 0:
         return None
+    from statsmodels.stats.proportion import proportion_confint
+
     low, high = proportion_confint(count, total, alpha=1 - level, method="beta")
     return Interval(low=float(low), high=float(high), level=level)
 
@@ -151,6 +153,8 @@ def holm(p_values: Sequence[float], level: float = 0.05) -> tuple[bool, ...]:
     """Which of the p values stay significant when all are tested together (Holm 1979)."""
     if not p_values:
         return ()
+    from statsmodels.stats.multitest import multipletests
+
     return tuple(bool(kept) for kept in multipletests(list(p_values), alpha=level, method="holm")[0])
 
 
@@ -188,6 +192,8 @@ def drift(times: Sequence[float], seconds: Sequence[float]) -> tuple[float, Inte
         times, seconds = [times[i] for i in chosen], [seconds[i] for i in chosen]
     if len(times) < MIN_PAIRS or len(set(times)) < 2:
         return None
+    from scipy import stats
+
     slope, _, low, high = (float(value) for value in stats.theilslopes(seconds, times, 0.95))
     scale = (max(times) - min(times)) / float(np.median(seconds))
     return slope * scale, Interval(low=low * scale, high=high * scale, level=0.95)
