@@ -43,7 +43,7 @@ def test_a_dry_run_plans_every_block_and_asks_no_network(name, scale):
     study = load_study(PROJECT, scaled_name(name, scale))
     for cell in plan_cells(study):
         assert f"results/studies/{study.name}/blocks/{cell.id}/0.json" in printed
-    assert f"reports/{study.name}/index.html" in printed
+    assert f"results/studies/{study.name}/report.json" in printed
 
 
 def test_a_study_of_models_that_this_machine_cannot_hold_runs_to_a_report_at_tiny_scale(tmp_path, smollm2_folder):
