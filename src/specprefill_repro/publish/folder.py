@@ -1,13 +1,12 @@
 """A site in a folder of this machine, or of a disk that a web server reads."""
 
-import os
 import shutil
 import tempfile
 from pathlib import Path
 
 from specprefill_repro.bundles.contents import Files
 from specprefill_repro.errors import ReproError
-from specprefill_repro.files import explain_write_error, read_limited, write_bytes
+from specprefill_repro.files import explain_write_error, read_limited, sync_folder, write_bytes
 from specprefill_repro.publish.site import INDEX, MAX_INDEX_BYTES, Site, read_site
 
 
@@ -61,18 +60,10 @@ class Folder:
             # Of a run that ended before its index was written: no link leads to it yet.
             shutil.rmtree(target, ignore_errors=True)
             draft.replace(target)
-            _sync(target.parent)
+            sync_folder(target.parent)
         except OSError as error:
             explain_write_error(error, target)
         finally:
             shutil.rmtree(draft, ignore_errors=True)
         write_bytes(self.path / INDEX, files[INDEX])
         return (self.path / INDEX).as_uri()
-
-
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
