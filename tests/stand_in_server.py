@@ -50,6 +50,7 @@ FAULTS = {
     "unhealthy": "the port is open, /health says 503",
     "model-load-fails": "oMLX: the explicit load is answered with 500",
     "dies-mid-answer": "the process exits after the first chunk",
+    "dies-slowly": "the connection ends after the first chunk, the process a moment later",
     "hangs": "no event after the role chunk",
     "half-event": "the connection ends in the middle of an event",
     "not-json": "an event that is not JSON",
@@ -721,6 +722,10 @@ class Handler(BaseHTTPRequestHandler):
             sent += 1
             if "dies-mid-answer" in faults:
                 self.wfile.flush()
+                os._exit(137)
+            if "dies-slowly" in faults:
+                self.connection.shutdown(2)
+                time.sleep(0.5)
                 os._exit(137)
         stop.set()
         if "no-finish" in faults:

@@ -74,6 +74,7 @@ def _marked(monkeypatch):
 BEHAVIOURS = {
     "crashes-at-start": r"ended with status 1 before it was ready\. It last printed: .*libmlx\.dylib",
     "dies-mid-answer": r"not whole: .*; 1 pieces of text had come\. The server had ended with status 137",
+    "dies-slowly": r"not whole: .*; 1 pieces of text had come\. The server had ended with status 137",
     "hangs": r"The server hangs: no text came within 3 seconds",
     "half-event": r"can't be used: .*inside an event|not whole: the connection broke",
     "not-json": r"an event is not JSON",

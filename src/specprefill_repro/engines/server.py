@@ -120,7 +120,7 @@ class Server:
         """
         deadline = time.monotonic() + self._limits.ready
         while time.monotonic() < deadline:
-            if self._listen(BETWEEN_ATTEMPTS):
+            if self.listen(BETWEEN_ATTEMPTS):
                 raise self.died("before it was ready")
             try:
                 with connection(self.port, ATTEMPT_SECONDS) as asked:
@@ -212,7 +212,7 @@ class Server:
         except OSError:
             return  # It has ended, and its last event says how.
 
-    def _listen(self, seconds: float) -> bool:
+    def listen(self, seconds: float) -> bool:
         """Hear what the keeper says within so many seconds; true when the server has ended."""
         assert self._keeper.stdout is not None
         ready, _, _ = select.select([self._keeper.stdout], [], [], seconds)

@@ -33,6 +33,8 @@ from specprefill_repro.trials.schema import ServerEvidence
 
 SHOWN = 10_000
 """Characters of a failed trial's log that are shown, of its beginning and of its end."""
+DYING_SECONDS = 2.0
+"""How long a server may take to end after an answer broke off, before this side ends it."""
 STARTS = 3
 """Tries to start a server whose port another program takes meanwhile."""
 
@@ -133,6 +135,8 @@ def _measure(dialect: Dialect, job: Job, lease: int | None, limits: Limits) -> M
             try:
                 return _trial(dialect, job, limits, start, server, spawned_at, private)
             except ReproError as error:
+                # A server that dies closes its connections before it has ended, so what is ended at once looks well.
+                server.listen(DYING_SECONDS)
                 end = server.stop()
                 told = cleaned(server.log(), private)
                 print(told if len(told) < 2 * SHOWN else f"{told[:SHOWN]}\n[...]\n{told[-SHOWN:]}", file=sys.stderr)
