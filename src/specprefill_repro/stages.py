@@ -1,6 +1,9 @@
 """One function a stage: reads the files of the stages before, writes its own. Callable without Snakemake."""
 
+import gc
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from specprefill_repro.errors import ReproError
 from specprefill_repro.estimates.schema import Estimates, Look, estimates_json
@@ -24,6 +27,18 @@ from specprefill_repro.trials.receipts import block_receipts
 from specprefill_repro.trials.schema import BlockReceipt, TrialRecord
 from specprefill_repro.trials.store import Store
 from specprefill_repro.verdicts.schema import Verdicts
+
+
+@contextmanager
+def _without_search_for_cycles() -> Iterator[None]:
+    """Records and estimates hold no cycles of objects, and to look for some among so many takes long."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def model(study: str, name: str) -> None:
@@ -105,6 +120,7 @@ def stopping(study: str, cell: str, blocks: int, project: Project | None = None)
     return looked
 
 
+@_without_search_for_cycles()
 def estimates(study: str, project: Project | None = None) -> None:
     """Records to estimates. What was read is written as tables too, so that no later stage reads the store."""
     from specprefill_repro.estimates.build import estimates_of
@@ -126,6 +142,7 @@ def estimates(study: str, project: Project | None = None) -> None:
     write_text(project.estimates(study), estimates_json(estimates_of(loaded, measured)))
 
 
+@_without_search_for_cycles()
 def verdicts(study: str, project: Project | None = None) -> None:
     """Estimates and claims to verdicts."""
     from specprefill_repro.verdicts.build import build_verdicts
@@ -147,6 +164,7 @@ def verdicts(study: str, project: Project | None = None) -> None:
     write_json(project.verdicts(study), result)
 
 
+@_without_search_for_cycles()
 def report(study: str, project: Project | None = None) -> None:
     """Render the page and its machine-readable twins. The old ones stay until all the new ones are there."""
     from specprefill_repro.engines.history import load_history

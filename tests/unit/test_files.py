@@ -149,6 +149,9 @@ def test_an_alias_bomb_is_refused_at_once(tmp_path):
         "\x00",
         "- " * 3000,
         "a: " + "[" * 3000,
+        "? " * 300_000,
+        "a: " + "[" * 60 + "]" * 60,
+        "*a",
     ],
 )
 def test_yaml_that_is_not_plain_is_refused_without_a_traceback(tmp_path, text):

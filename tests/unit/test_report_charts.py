@@ -40,7 +40,7 @@ def test_every_shortened_bar_stands_below_the_dense_bar_of_its_own_pairs(monkeyp
 @given(st.floats(1e-3, 0.99), st.floats(1.01, 1e3))
 def test_the_ticks_of_a_ratio_axis_are_even_hold_one_and_lie_on_it(low: float, high: float) -> None:
     scale, axis = charts._ratio_axis([Point("", "", low), Point("", "", high)], steps=6)
-    ticks, domain = axis.to_dict()["values"], scale.to_dict()["domain"]
+    ticks, domain = axis["values"], scale["domain"]
     assert 1.0 in ticks and all(domain[0] <= tick <= domain[1] for tick in ticks) and len(ticks) <= 8
     apart = [math.log2(b / a) for a, b in itertools.pairwise(ticks)]
     steps = [b - a for a, b in itertools.pairwise(ticks)]

@@ -23,10 +23,18 @@ from specprefill_repro.estimates.prediction import (
     dense_times,
     dense_trial,
     predicted_speedup,
-    weak_part,
+    weak_time,
 )
 from specprefill_repro.estimates.quality import quality_of
-from specprefill_repro.estimates.schema import CellEstimate, Decoding, Drift, EngineFound, Estimates, PairEstimate
+from specprefill_repro.estimates.schema import (
+    CellEstimate,
+    Decoding,
+    Drift,
+    EngineFound,
+    Estimates,
+    PairEstimate,
+    Quality,
+)
 from specprefill_repro.estimates.statistics import degrees_of_freedom, drift, interval, share_interval, summary
 from specprefill_repro.gate.schema import GateResult
 from specprefill_repro.study.plan import ArmKind, Cell, plan_cells
@@ -99,7 +107,8 @@ def estimates_of(study: Study, measured: Sequence["Measured"]) -> Estimates:
         engine: dense_times(trial for trial in dense if engine_of[trial.cell] == engine)
         for engine in set(engine_of.values())
     }
-    estimates = tuple(_estimate(study, found, times[found.cell.engine]) for found in measured)
+    weak = {engine: {name: weak_time(own) for name, own in models.items()} for engine, models in times.items()}
+    estimates = tuple(_estimate(study, found, times[found.cell.engine], weak[found.cell.engine]) for found in measured)
     agreed = agreements(sorted((record for found in measured for record in found.answered), key=_order))
     engines: dict[str, _Found] = {}
     for found in measured:
@@ -163,6 +172,7 @@ class Measured:
     kept: float | None
     """Mean number of tokens that the target read in the treated arm."""
     decoding: Decoding | None
+    quality: Quality
     dense_phases: dict[str, float]
     treated_phases: dict[str, float]
     dense: tuple[DenseTrial, ...]
@@ -196,14 +206,16 @@ def measure_cell(
             outcomes[record.outcome] = outcomes.get(record.outcome, 0) + 1
     dense = [twins.dense for twins in trials.counted]
     treated = [twins.treated for twins in trials.counted]
+    pairs = pair_estimates(trials.counted, divergence)
     return Measured(
         cell=cell,
-        pairs=pair_estimates(trials.counted, divergence),
+        pairs=pairs,
         problems=trials.problems,
         outcomes=outcomes,
         cached_trials=sum(record.evidence.cache_tokens_before > 0 for record in trials.trials),
         kept=mean(record.evidence.tokens_kept for record in treated) if treated else None,
         decoding=decoding(trials.counted),
+        quality=quality_of(pairs),
         dense_phases=_median_phases(dense),
         treated_phases=_median_phases(treated),
         dense=tuple(
@@ -216,19 +228,27 @@ def measure_cell(
     )
 
 
-def _estimate(study: Study, measured: Measured, times: Mapping[str, Mapping[int, DenseTimes]]) -> CellEstimate:
+def _estimate(
+    study: Study,
+    measured: Measured,
+    times: Mapping[str, Mapping[int, DenseTimes]],
+    weak_times: Mapping[str, str | None],
+) -> CellEstimate:
     cell, pairs, kept = measured.cell, measured.pairs, measured.kept
+    models = study.pairs[cell.pair]
     ratios = [pair.log_ratio for pair in pairs]
     same = [pair.same_first_token for pair in pairs if pair.same_first_token is not None]
     divergences = [pair.kl_nats for pair in pairs if pair.kl_nats is not None]
     found = sum(pair.dense_answer_found for pair in pairs)
     lost = sum(pair.dense_answer_found and not pair.treated_answer_found for pair in pairs)
-    parts = times.get(study.pairs[cell.pair].target, {})
+    parts = times.get(models.target, {})
     known = {length: part.total for length, part in parts.items()}
-    draft = times.get(study.pairs[cell.pair].draft, {})
+    draft = times.get(models.draft, {})
     dense_median = median(pair.dense_seconds for pair in pairs) if pairs else None
     # What a weak baseline predicts is no prediction, and neither is a bound or a break-even from it.
-    weak = weak_part(cell, parts, draft)
+    weak = weak_times.get(models.target)
+    if weak is None and cell.treatment is Treatment.SPECULATIVE:
+        weak = weak_times.get(models.draft)
     # Void pairs only make fewer of both.
     degrees = degrees_of_freedom(len(pairs), 2 * cell.blocks, 2 * cell.most_blocks) if pairs else None
     return CellEstimate(
@@ -260,7 +280,7 @@ def _estimate(study: Study, measured: Measured, times: Mapping[str, Mapping[int,
         first_token_agreement=mean(same) if same else None,
         median_kl_nats=median(divergences) if divergences else None,
         decoding=measured.decoding,
-        quality=quality_of(pairs),
+        quality=measured.quality,
         problems=measured.problems,
         outcomes=measured.outcomes,
         cached_trials=measured.cached_trials,

@@ -155,19 +155,12 @@ def predicted_speedup(
     return target[cell.length].total / spent
 
 
-def weak_part(cell: Cell, target: Mapping[int, DenseTimes], draft: Mapping[int, DenseTimes]) -> str | None:
-    """Which of the dense times that a cell's prediction would rest on is too slow to be true; None when all are sound.
-
-    All lengths of the target count, since T_target(kept) goes through them; of the draft those that are used.
-    """
-    parts = [(target, length) for length in sorted(target)]
-    if cell.treatment is Treatment.SPECULATIVE:
-        parts += [(draft, length) for length in sorted(draft)]
-    for times, length in parts:
-        problem = baseline_problem(length, times[length].total, {n: part.total for n, part in times.items()})
-        if problem is not None:
-            return problem
-    return None
+def weak_time(times: Mapping[int, DenseTimes]) -> str | None:
+    """Which of a model's dense times is too slow to be true, held against those at its other lengths; None when all
+    are sound. All count, since T_target(kept) goes through them."""
+    known = {length: measured.total for length, measured in times.items()}
+    problems = (baseline_problem(length, known[length], known) for length in sorted(known))
+    return next((problem for problem in problems if problem is not None), None)
 
 
 def baseline_problem(length: int, dense_seconds: float, known: Mapping[int, float]) -> str | None:

@@ -208,11 +208,13 @@ def kl_divergence(dense: Any, treated: Any) -> float:
     p, q = np.asarray(dense, dtype=np.float64), np.asarray(treated, dtype=np.float64)
     if p.shape != q.shape or p.ndim != 1:
         raise ValueError(f"log-probabilities of shapes {p.shape} and {q.shape} cannot be compared")
-    for vector in (p, q):
-        if np.isnan(vector).any() or abs(float(np.exp(vector).sum()) - 1) > 1e-3:
+    dense_share, treated_share = np.exp(p), np.exp(q)
+    for share in (dense_share, treated_share):
+        # Written so that NaN is refused too.
+        if not abs(float(share.sum()) - 1) <= 1e-3:
             raise ValueError("not a vector of log-probabilities: the probabilities do not add up to 1")
     seen = p > -np.inf
-    divergence = float(np.sum(np.exp(p[seen]) * (p[seen] - q[seen])))
+    divergence = float(np.sum(dense_share[seen] * (p[seen] - q[seen])))
     if not math.isfinite(divergence):
         raise ValueError("the treated arm gives probability 0 to a token that the dense arm finds possible")
     # Rounding of float32 inputs can make the sum of equal distributions slightly negative.

@@ -3,8 +3,11 @@
 Colours are CSS variables of the page and the text is `currentColor`, so that one drawing serves light, dark and print.
 Each chart is narrow enough to be read on a phone; wide screens put several side by side. No chart says anything that
 the table under it does not.
+
+A chart is written down in Vega-Lite, as its specification has it (vega.github.io/vega-lite), and drawn by vl-convert.
 """
 
+import json
 import math
 import re
 from collections.abc import Sequence
@@ -12,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any
 from xml.etree import ElementTree
 
-import altair as alt
 import vl_convert
 
 from specprefill_repro.report.numbers import TIMES
@@ -30,6 +32,31 @@ PREDICTED = "diamond"
 PHASE_COLOURS = [f"var(--p{number})" for number in range(1, 1 + len(PHASES))]
 FINE_STEPS = (0.01, 0.02, 0.05, 0.1, 0.25, 0.5)
 """Between the ticks of a ratio axis that spans little more than a doubling."""
+
+Spec = dict[str, Any]
+"""A part of a Vega-Lite specification."""
+
+ROWS: Spec = {"labelLimit": 190, "grid": False, "ticks": False, "domain": False}
+"""The axis of a chart with one row a label."""
+DOT: Spec = {"type": "point", "filled": True, "size": 70, "opacity": 1}
+CONFIG: Spec = {
+    "font": "Liberation Sans",
+    "background": "transparent",
+    "aria": False,
+    "axis": {
+        "labelColor": "currentColor",
+        "titleColor": "currentColor",
+        "labelFontSize": 11,
+        "titleFontSize": 11,
+        "titleFontWeight": "normal",
+        "titlePadding": 8,
+        "gridColor": "var(--line)",
+        "domainColor": "var(--line)",
+        "tickColor": "var(--line)",
+    },
+    "legend": {"labelColor": "currentColor", "labelFontSize": 11},
+    "view": {"stroke": None, "continuousWidth": 300, "continuousHeight": 300},
+}
 
 
 @dataclass(frozen=True)
@@ -54,80 +81,69 @@ class Bar:
 
 def speedups(points: Sequence[Point], x_title: str) -> str:
     """Speed-up with its interval (up, base-2 logarithm, line at 1) by label (across), one mark and colour a series."""
-    labels = list(dict.fromkeys(point.label for point in points))
-    names = list(dict.fromkeys(point.series for point in points))
-    values = [_plain(point) for point in points]
-    y_scale, y_axis = _ratio_axis(points, steps=7)
+    names = _names(points)
+    scale, axis = _ratio_axis(points, steps=7)
     place = {
-        "x": alt.X("label:O", sort=labels, title=x_title, axis=alt.Axis(labelAngle=0)),
-        "xOffset": alt.XOffset("series:N", sort=names, scale=alt.Scale(paddingInner=0.6, paddingOuter=0.9)),
+        "x": {**_nominal("label", _labels(points)), "type": "ordinal", "title": x_title, "axis": {"labelAngle": 0}},
+        "xOffset": {**_nominal("series", names), "scale": {"paddingInner": 0.6, "paddingOuter": 0.9}},
     }
-    y = alt.Y("value:Q", scale=y_scale, axis=y_axis, title="speed-up")
-    colour = alt.Color("series:N", sort=names, scale=alt.Scale(domain=names, range=SERIES), legend=_legend(names))
-    shape = alt.Shape("series:N", sort=names, scale=alt.Scale(domain=names, range=SHAPES), legend=_legend(names))
-    base = alt.Chart(_data(values))
+    hollow = {"type": "point", "shape": PREDICTED, "filled": False, "size": 110, "strokeWidth": 1.5, "opacity": 1}
+    intervals = {"y": _number("low", scale=scale), "y2": {"field": "high"}, "color": _colour(names)}
+    values = {"y": _number("value", scale=scale, axis=axis, title="speed-up")}
     layers = [
         _reference("y", 1.0),
-        alt.Chart(_data([value for value in values if "low" in value]))
-        .mark_rule(strokeWidth=2)
-        .encode(y=alt.Y("low:Q", scale=y_scale), y2="high:Q", color=colour, **place),
-        base.mark_point(filled=True, size=70, opacity=1).encode(y=y, color=colour, shape=shape, **place),
-        alt.Chart(_data([value for value in values if "predicted" in value]))
-        .mark_point(shape=PREDICTED, filled=False, size=110, strokeWidth=1.5, opacity=1, color="currentColor")
-        .encode(y=alt.Y("predicted:Q", scale=y_scale), **place),
+        _layer(_with("low", points), {"type": "rule", "strokeWidth": 2}, {**intervals, **place}),
+        _layer(_values(points), DOT, {**values, "color": _colour(names), "shape": _shape(names), **place}),
+        _layer(
+            _with("predicted", points),
+            {**hollow, "color": "currentColor"},
+            {"y": _number("predicted", scale=scale), **place},
+        ),
     ]
-    return _svg(alt.layer(*layers), height=230)
+    return _svg({"layer": layers}, height=230)
 
 
 def intervals(points: Sequence[Point], x_title: str, kind: str, reference: float | None = None) -> str:
     """One row a label: value and interval across. `kind`: "ratio" (logarithm), "share" or "amount"."""
-    labels = list(dict.fromkeys(point.label for point in points))
-    names = list(dict.fromkeys(point.series for point in points))
-    values = [_plain(point) for point in points]
+    labels, names = _labels(points), _names(points)
+    scale: Spec
+    axis: Spec
     if kind == "ratio":
         scale, axis = _ratio_axis(points, steps=6)
     elif kind == "share":
-        scale, axis = alt.Scale(domain=[0, 1]), alt.Axis(values=[0, 0.25, 0.5, 0.75, 1], format="%")
+        scale, axis = {"domain": [0, 1]}, {"values": [0, 0.25, 0.5, 0.75, 1], "format": "%"}
     else:
         top = max([point.high or point.value for point in points], default=1.0)
-        scale, axis = alt.Scale(type="sqrt", domain=[0, top or 1.0]), alt.Axis(tickCount=4)
-    y = alt.Y("label:N", sort=labels, title=None, axis=alt.Axis(labelLimit=190, grid=False, ticks=False, domain=False))
-    colour = alt.Color("series:N", sort=names, scale=alt.Scale(domain=names, range=SERIES), legend=_legend(names))
-    shape = alt.Shape("series:N", sort=names, scale=alt.Scale(domain=names, range=SHAPES), legend=_legend(names))
-    offset = alt.YOffset("series:N", sort=names, scale=alt.Scale(paddingInner=0.4, paddingOuter=0.6))
-    base = alt.Chart(_data(values)).encode(y=y, yOffset=offset)
-    layers: list[Any] = [_reference("x", reference)] if reference is not None else []
-    with_interval = [value for value in values if "low" in value]
+        scale, axis = {"type": "sqrt", "domain": [0, top or 1.0]}, {"tickCount": 4}
+    place = {
+        "y": {**_nominal("label", labels), "title": None, "axis": ROWS},
+        "yOffset": {**_nominal("series", names), "scale": {"paddingInner": 0.4, "paddingOuter": 0.6}},
+    }
+    span = {"x": _number("low", scale=scale, axis=axis), "x2": {"field": "high"}, "color": _colour(names)}
+    value = {"x": _number("value", scale=scale, axis=axis, title=x_title)}
+    layers = [_reference("x", reference)] if reference is not None else []
     layers += [
-        alt.Chart(_data(with_interval))
-        .mark_rule(strokeWidth=2)
-        .encode(y=y, yOffset=offset, x=alt.X("low:Q", scale=scale, axis=axis), x2="high:Q", color=colour),
-        base.mark_point(filled=True, size=70, opacity=1).encode(
-            x=alt.X("value:Q", scale=scale, axis=axis, title=x_title), color=colour, shape=shape
-        ),
+        _layer(_with("low", points), {"type": "rule", "strokeWidth": 2}, {**place, **span}),
+        _layer(_values(points), DOT, {**place, **value, "color": _colour(names), "shape": _shape(names)}),
     ]
-    return _svg(alt.layer(*layers), height=max(60, (18 + 6 * len(names)) * len(labels)))
+    return _svg({"layer": layers}, height=max(60, (18 + 6 * len(names)) * len(labels)))
 
 
 def strips(points: Sequence[Point], means: Sequence[Point], x_title: str) -> str:
     """One row a label: every pair as a thin tick, the mean and its interval on top; ratio axis, line at 1."""
-    labels = list(dict.fromkeys(point.label for point in means))
+    labels = _labels(means)
     scale, axis = _ratio_axis([*points, *means], steps=6)
-    x = alt.X("value:Q", scale=scale, axis=axis, title=x_title)
-    y = alt.Y("label:N", sort=labels, title=None, axis=alt.Axis(labelLimit=190, grid=False, ticks=False, domain=False))
-    mean = alt.Chart(_data([_plain(point) for point in means])).encode(y=y)
-    spread = alt.Chart(_data([_plain(point) for point in means if point.low is not None])).encode(y=y)
+    y = {**_nominal("label", labels), "title": None, "axis": ROWS}
+    value = {"x": _number("value", scale=scale, axis=axis, title=x_title), "y": y}
+    span = {"x": _number("low", scale=scale, axis=axis), "x2": {"field": "high"}, "y": y}
+    tick = {"type": "tick", "color": "var(--s2)", "thickness": 1.5, "size": 14, "opacity": 0.8}
     layers = [
         _reference("x", 1.0),
-        alt.Chart(_data([_plain(point) for point in points]))
-        .mark_tick(color="var(--s2)", thickness=1.5, size=14, opacity=0.8)
-        .encode(x=x, y=y),
-        spread.mark_rule(strokeWidth=3, color="var(--s1)").encode(
-            x=alt.X("low:Q", scale=scale, axis=axis), x2=alt.X2("high:Q")
-        ),
-        mean.mark_point(filled=True, size=70, opacity=1, color="var(--s1)").encode(x=x),
+        _layer(_values(points), tick, value),
+        _layer(_with("low", means), {"type": "rule", "strokeWidth": 3, "color": "var(--s1)"}, span),
+        _layer(_values(means), {**DOT, "color": "var(--s1)"}, value),
     ]
-    return _svg(alt.layer(*layers), height=max(60, 26 * len(labels)))
+    return _svg({"layer": layers}, height=max(60, 26 * len(labels)))
 
 
 def phases(bars: Sequence[Bar]) -> str:
@@ -137,41 +153,34 @@ def phases(bars: Sequence[Bar]) -> str:
         for bar in bars
         for order, name in enumerate(PHASES)
     ]
-    chart = (
-        alt.Chart(_data(values))
-        .mark_bar(stroke="var(--bg)", strokeWidth=0.7, height=alt.RelativeBandSize(0.72))
-        .encode(
-            x=alt.X("seconds:Q", title="seconds to the first token", stack=True, axis=alt.Axis(tickCount=5)),
-            y=alt.Y(
-                "label:N",
-                sort=[bar.label for bar in bars],
-                title=None,
-                axis=alt.Axis(labelLimit=190, grid=False, ticks=False, domain=False),
-            ),
-            color=alt.Color("phase:N", scale=alt.Scale(domain=list(PHASES), range=PHASE_COLOURS), legend=None),
-            order=alt.Order("order:Q"),
-        )
-    )
-    return _svg(chart, height=max(60, 24 * len(bars)))
+    colours = {"domain": list(PHASES), "range": PHASE_COLOURS}
+    encoding = {
+        "x": _number("seconds", title="seconds to the first token", stack=True, axis={"tickCount": 5}),
+        "y": {**_nominal("label", [bar.label for bar in bars]), "title": None, "axis": ROWS},
+        "color": {"field": "phase", "type": "nominal", "scale": colours, "legend": None},
+        "order": _number("order"),
+    }
+    bar = {"type": "bar", "stroke": "var(--bg)", "strokeWidth": 0.7, "height": {"band": 0.72}}
+    return _svg(_layer(values, bar, encoding), height=max(60, 24 * len(bars)))
 
 
 def price(points: Sequence[Point], x_title: str, y_title: str) -> str:
     """Share of answers kept (up) against speed-up (across, line at 1): `value` is the speed-up, `low` the share."""
-    names = list(dict.fromkeys(point.series for point in points))
+    names = _names(points)
     scale, axis = _ratio_axis([Point("", "", point.value) for point in points], steps=6)
     values = [{"x": point.value, "y": point.low, "series": point.series, "label": point.label} for point in points]
-    share = alt.Y(
-        "y:Q",
-        scale=alt.Scale(domain=[-0.08, 1.08], nice=False),
-        axis=alt.Axis(format="%", values=[0, 0.25, 0.5, 0.75, 1]),
-        title=y_title,
-    )
-    colour = alt.Color("series:N", sort=names, scale=alt.Scale(domain=names, range=SERIES), legend=_legend(names))
-    shape = alt.Shape("series:N", sort=names, scale=alt.Scale(domain=names, range=SHAPES), legend=_legend(names))
-    base = alt.Chart(_data(values)).encode(x=alt.X("x:Q", scale=scale, axis=axis, title=x_title), y=share)
-    marks = base.mark_point(filled=True, size=80, opacity=1).encode(color=colour, shape=shape)
-    text = base.mark_text(dy=15, fontSize=10, color="currentColor").encode(text="label:N")
-    return _svg(alt.layer(_reference("x", 1.0), marks, text), height=210)
+    shares = {"format": "%", "values": [0, 0.25, 0.5, 0.75, 1]}
+    place = {
+        "x": _number("x", scale=scale, axis=axis, title=x_title),
+        "y": _number("y", scale={"domain": [-0.08, 1.08], "nice": False}, axis=shares, title=y_title),
+    }
+    text = {"type": "text", "dy": 15, "fontSize": 10, "color": "currentColor"}
+    layers = [
+        _reference("x", 1.0),
+        _layer(values, {**DOT, "size": 80}, {**place, "color": _colour(names), "shape": _shape(names)}),
+        _layer(values, text, {**place, "text": {"field": "label", "type": "nominal"}}),
+    ]
+    return _svg({"layer": layers}, height=210)
 
 
 def drift(points: Sequence[tuple[float, float, str]]) -> str:
@@ -179,26 +188,64 @@ def drift(points: Sequence[tuple[float, float, str]]) -> str:
     names = list(dict.fromkeys(series for _, _, series in points))
     values = [{"x": x, "y": y, "series": series} for x, y, series in points]
     scale, axis = _ratio_axis([Point("", "", y) for _, y, _ in points], steps=6)
-    deviation = alt.Y("y:Q", scale=scale, axis=axis, title="seconds / median")
-    colour = alt.Color("series:N", sort=names, scale=alt.Scale(domain=names, range=SERIES), legend=_legend(names))
-    shape = alt.Shape("series:N", sort=names, scale=alt.Scale(domain=names, range=SHAPES), legend=_legend(names))
-    minutes = alt.X("x:Q", title="minutes since the first trial", axis=alt.Axis(tickCount=6, grid=False))
-    marks = alt.Chart(_data(values)).mark_point(filled=True, size=30, opacity=0.9)
-    return _svg(
-        alt.layer(marks.encode(x=minutes, y=deviation, color=colour, shape=shape), _reference("y", 1.0)), height=190
-    )
+    encoding = {
+        "x": _number("x", title="minutes since the first trial", axis={"tickCount": 6, "grid": False}),
+        "y": _number("y", scale=scale, axis=axis, title="seconds / median"),
+        "color": _colour(names),
+        "shape": _shape(names),
+    }
+    marks = {"type": "point", "filled": True, "size": 30, "opacity": 0.9}
+    return _svg({"layer": [_layer(values, marks, encoding), _reference("y", 1.0)]}, height=190)
 
 
-def _data(values: list[dict[str, Any]]) -> Any:
-    return alt.Data(values=values)  # type: ignore[no-untyped-call]
+def _labels(points: Sequence[Point]) -> list[str]:
+    return list(dict.fromkeys(point.label for point in points))
 
 
-def _plain(point: Point) -> dict[str, str | float]:
-    pairs = vars(point).items()
-    return {name: value for name, value in pairs if value is not None}
+def _names(points: Sequence[Point]) -> list[str]:
+    return list(dict.fromkeys(point.series for point in points))
 
 
-def _ratio_axis(points: Sequence[Point], steps: int) -> tuple[alt.Scale, alt.Axis]:
+def _values(points: Sequence[Point]) -> list[Spec]:
+    return [{name: value for name, value in vars(point).items() if value is not None} for point in points]
+
+
+def _with(name: str, points: Sequence[Point]) -> list[Spec]:
+    return [value for value in _values(points) if name in value]
+
+
+def _layer(values: Sequence[Spec], mark: Spec, encoding: Spec) -> Spec:
+    return {"data": {"values": values}, "mark": mark, "encoding": encoding}
+
+
+def _number(field: str, **channel: Any) -> Spec:
+    return {"field": field, "type": "quantitative", **channel}
+
+
+def _nominal(field: str, order: Sequence[str]) -> Spec:
+    return {"field": field, "type": "nominal", "sort": order}
+
+
+def _colour(names: Sequence[str]) -> Spec:
+    return {**_nominal("series", names), "scale": {"domain": names, "range": SERIES}, "legend": _legend(names)}
+
+
+def _shape(names: Sequence[str]) -> Spec:
+    return {**_nominal("series", names), "scale": {"domain": names, "range": SHAPES}, "legend": _legend(names)}
+
+
+def _legend(names: Sequence[str]) -> Spec | None:
+    if len(names) < 2:
+        return None
+    return {"orient": "top", "title": None, "columns": 2, "labelLimit": 180, "symbolSize": 70}
+
+
+def _reference(channel: str, value: float) -> Spec:
+    rule = {"type": "rule", "strokeDash": [4, 3], "color": "currentColor", "strokeWidth": 1}
+    return _layer([{"at": value}], rule, {channel: _number("at")})
+
+
+def _ratio_axis(points: Sequence[Point], steps: int) -> tuple[Spec, Spec]:
     """A base-2 logarithmic scale around all values and around 1; about `steps` even ticks at most, one of them 1."""
     seen = [x for p in points for x in (p.value, p.low, p.high, p.predicted) if x is not None and x > 0]
     low, high = min([*seen, 0.95]) / 1.04, max([*seen, 1.05]) * 1.04
@@ -210,42 +257,14 @@ def _ratio_axis(points: Sequence[Point], steps: int) -> tuple[alt.Scale, alt.Axi
     else:
         step = next((s for s in FINE_STEPS if (high - low) / s <= steps), FINE_STEPS[-1])
         ticks = [round(n * step, 2) for n in range(math.ceil(low / step), math.floor(high / step) + 1)]
-    axis = alt.Axis(values=ticks, labelExpr=f"format(datum.value, '~g') + '{TIMES}'")
-    return alt.Scale(type="log", base=2, domain=[low, high], nice=False), axis
+    axis = {"values": ticks, "labelExpr": f"format(datum.value, '~g') + '{TIMES}'"}
+    return {"type": "log", "base": 2, "domain": [low, high], "nice": False}, axis
 
 
-def _reference(channel: str, value: float) -> alt.Chart:
-    rule = alt.Chart(_data([{"at": value}])).mark_rule(strokeDash=[4, 3], color="currentColor", strokeWidth=1)
-    return rule.encode(y="at:Q") if channel == "y" else rule.encode(x="at:Q")
-
-
-def _legend(names: Sequence[str]) -> alt.Legend | None:
-    return alt.Legend(orient="top", title=None, columns=2, labelLimit=180, symbolSize=70) if len(names) > 1 else None
-
-
-def _svg(chart: Any, height: int) -> str:
-    axis = {
-        "labelColor": "currentColor",
-        "titleColor": "currentColor",
-        "labelFontSize": 11,
-        "titleFontSize": 11,
-        "titleFontWeight": "normal",
-        "titlePadding": 8,
-        "gridColor": "var(--line)",
-        "domainColor": "var(--line)",
-        "tickColor": "var(--line)",
-    }
-    spec = (
-        chart.properties(
-            width=WIDTH, height=height, autosize=alt.AutoSizeParams(type="fit-x", contains="padding"), padding=4
-        )
-        .configure(font="Liberation Sans", background="transparent", aria=False)
-        .configure_axis(**axis)
-        .configure_legend(labelColor="currentColor", labelFontSize=11)
-        .configure_view(stroke=None)
-    )
-    # The renderer checks the specification too; altair's own check takes longer than the drawing.
-    return _tidy(vl_convert.vegalite_to_svg(spec.to_json(validate=False), vl_version=VEGA_LITE))
+def _svg(chart: Spec, height: int) -> str:
+    fit = {"type": "fit-x", "contains": "padding"}
+    whole = {"width": WIDTH, "height": height, "autosize": fit, "padding": 4, "config": CONFIG, **chart}
+    return _tidy(vl_convert.vegalite_to_svg(json.dumps(whole), vl_version=VEGA_LITE))
 
 
 def _tidy(svg: str) -> str:

@@ -196,7 +196,7 @@ def evidence_row(label: str, treatment: Treatment, treated: bool, trials: pd.Dat
     none_expected = evidence["rotary_modules_expected"] == 0
     matching = int(((evidence["rotary_positions_sha256"] == evidence["kept_sha256"]) | none_expected).sum())
     problems = []
-    others = sorted(set(trials["outcome"]) - {wanted})
+    others = sorted(set(trials["outcome"].unique()) - {wanted})
     if others:
         problems.append(f"asked for {wanted}, ran {', '.join(others)}")
     if sparse and matching < len(trials):
@@ -239,7 +239,7 @@ def _server_evidence_row(
     """What a server's log and answers prove; positions, modules and types it does not tell."""
     wanted = "sparse" if treated and treatment is not Treatment.PLACEBO else "dense"
     problems = []
-    others = sorted(set(trials["outcome"]) - {wanted})
+    others = sorted(set(trials["outcome"].unique()) - {wanted})
     if others:
         problems.append(f"asked for {wanted}, ran {', '.join(others)}")
     if (evidence["prompt_tokens"] != trials["prompt.tokens"]).any():
@@ -266,7 +266,7 @@ def _server_evidence_row(
 
 
 def _dtypes(evidence: pd.DataFrame) -> set[tuple[str, str]]:
-    return set(zip(evidence["key_dtype"], evidence["logits_dtype"], strict=True))
+    return set(evidence[["key_dtype", "logits_dtype"]].drop_duplicates().itertuples(index=False, name=None))
 
 
 def span(values: "pd.Series[int] | Sequence[int]") -> str:
@@ -300,7 +300,7 @@ def by_cell(data: ReportData, trials: Trials) -> dict[str, list[Listed]]:
 
 def _in_order(data: ReportData, trials: pd.DataFrame) -> Iterator[tuple[Group, pd.DataFrame]]:
     """The cells of the study that have trials, row by row, with their trials."""
-    measured = set(trials["cell"])
+    measured = set(trials["cell"].unique())
     rows = groups(data, [cell for cell in data.estimates.cells if cell.cell in measured])
     row_of = {cell.cell: number for number, group in enumerate(rows) for cell in group.cells}
     own = dict(iter(trials.groupby(trials["cell"].map(row_of), sort=False)))
@@ -347,7 +347,7 @@ def request_rows(data: ReportData, trials: pd.DataFrame) -> list[RequestRow]:
         asked = [f"{arm.kind}", f"keep {numbers.keep(arm.keep)}"]
         if arm.selection is not None:
             asked += [f"{key.replace('_', '-')} {value}" for key, value in arm.selection.model_dump().items()]
-        got = [", ".join(sorted(set(treated["outcome"]))), f"real share {share(treated)}"]
+        got = [", ".join(sorted(set(treated["outcome"].unique()))), f"real share {share(treated)}"]
         in_process = treated[treated["evidence.log_sha256"].isna()]
         if len(in_process):
             needles = int((in_process["evidence.needle_kept"] == 1).sum())

@@ -164,7 +164,7 @@ class TrialRecord(Frozen):
     """From the start of the process until it could have begun to load weights; of a server until it could answer."""
     answer_text: str
     answer_found: bool
-    answer_parts: dict[str, bool] = Field(default={}, exclude_if=_absent)
+    answer_parts: dict[str, bool] = Field(default_factory=dict, exclude_if=_absent)
     """Which parts of the answer are in it; found means all."""
     answer_ids: tuple[int, ...] = Field(default=(), exclude_if=_absent)
     """The tokens of `answer_text`, special ones included."""

@@ -36,11 +36,18 @@ class Store:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
+    # Two files a trial are read by their names as text: to make paths takes as long as to read what they lead to.
+    def _record_name(self, identity: str) -> str:
+        return f"{self.folder}/records/{identity[:2]}/{identity}.json"
+
     def record_path(self, identity: str) -> Path:
-        return Path(f"{self.folder}/records/{identity[:2]}/{identity}.json")
+        return Path(self._record_name(identity))
+
+    def _log_probabilities_name(self, sha256: str) -> str:
+        return f"{self.folder}/logits/{sha256}.f32"
 
     def log_probabilities_path(self, sha256: str) -> Path:
-        return Path(f"{self.folder}/logits/{sha256}.f32")
+        return Path(self._log_probabilities_name(sha256))
 
     def server_log_path(self, sha256: str) -> Path:
         """A server's whole log, gzip of UTF-8 text."""
@@ -63,7 +70,7 @@ class Store:
         Raises:
             ReproError: it is missing, or was changed.
         """
-        path = self.record_path(identity)
+        path = self._record_name(identity)
         content = read_limited(path, MAX_RECORD_BYTES)
         record = parse_model(path, content, TrialRecord)
         # Of the file, not of the model: a field that was added since has no place in the hash of an old record.
@@ -108,7 +115,7 @@ class Store:
         Raises:
             ReproError: missing, or not what its name says.
         """
-        content = _read_named(self.log_probabilities_path(sha256), sha256, MAX_LOGITS_BYTES)
+        content = _read_named(self._log_probabilities_name(sha256), sha256, MAX_LOGITS_BYTES)
         return array.array("f", content)
 
     def put_receipt(self, receipt: BlockReceipt) -> None:
@@ -160,7 +167,7 @@ class Store:
         return aside
 
 
-def _read_named(path: Path, sha256: str, limit: int) -> bytes:
+def _read_named(path: Path | str, sha256: str, limit: int) -> bytes:
     content = read_limited(path, limit)
     found = hashlib.sha256(content).hexdigest()
     if found != sha256:
