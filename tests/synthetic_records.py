@@ -362,7 +362,7 @@ def _physics(
         factor = _first_match(world.dense_factor, cell.id) or 1.0
         return phases | {name: factor * seconds for name, seconds in dense.items()}
     ratio = _first_match(world.true_ratio, cell.id)
-    if cell.treatment is Treatment.PLACEBO:
+    if cell.treatment.reads_all:
         return phases | {name: seconds / (ratio or 1.0) for name, seconds in dense.items()}
     phases |= {"selection": 0.002, "target_prefill": prefill(kept - 1, share), "first_token": step}
     if drafted:

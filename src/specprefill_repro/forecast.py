@@ -155,7 +155,7 @@ def _cell(
     if target is None or (draft is None and drafted):
         return _from_published(cell, facts, facts.models[pair.target], facts.models[pair.draft], claims)
     dense = target.dense(cell.length)
-    if cell.treatment is Treatment.PLACEBO:
+    if cell.treatment.reads_all:
         return CellForecast(cell, dense, dense, None, None, None)
     selection = cell.treated.selection or study.selection
     used = draft if drafted else None
@@ -218,16 +218,16 @@ def _row(found: CellForecast) -> tuple[str, ...]:
     cell = found.cell
     trials = f"{4 * cell.blocks}" + (f" to {4 * cell.most_blocks}" if cell.most_blocks > cell.blocks else "")
     even = f"{found.break_even:,} tokens" if found.break_even else "none seen" if found.speedup is not None else "?"
-    placebo = cell.treatment is Treatment.PLACEBO
+    tie = cell.treatment.reads_all
     about = "~" if found.published else ""
     return (
         cell.id,
         trials,
         "?" if found.dense_seconds is None else f"{about}{found.dense_seconds:.3g} s",
         "?" if found.treated_seconds is None else f"{about}{found.treated_seconds:.3g} s",
-        "1.00" if placebo else "?" if found.speedup is None else f"{found.speedup:.2f}",
-        "" if placebo else "?" if found.bound is None else f"{found.bound:.2f}",
-        "" if placebo else even,
+        "1.00" if tie else "?" if found.speedup is None else f"{found.speedup:.2f}",
+        "" if tie else "?" if found.bound is None else f"{found.bound:.2f}",
+        "" if tie else even,
     )
 
 

@@ -273,7 +273,7 @@ class _Work:
         """Prompt tokens that are read, roughly: enough for a guess that corrects itself."""
         planned = self.cells[cell]
         arm = planned.treated if treated else planned.baseline
-        return planned.length * {ArmKind.DENSE: 1.0, ArmKind.SPECULATIVE: 0.7}.get(arm.kind, 0.4)
+        return planned.length * {ArmKind.DENSE: 1.0, ArmKind.PLAIN: 1.0, ArmKind.SPECULATIVE: 0.7}.get(arm.kind, 0.4)
 
     def seconds_left(self) -> float | None:
         return (self.total - self.done) * self.spent / self.measured if self.measured else None

@@ -32,7 +32,7 @@ def folders(tmp_path_factory) -> tuple[Path, Path]:
 @pytest.fixture
 def job(folders, tmp_path):
     def make(kind: ArmKind = ArmKind.SPECULATIVE, **changes: object) -> Job:
-        arm = Arm(kind=kind) if kind is ArmKind.DENSE else Arm(kind=kind, keep=0.3, selection=Selection())
+        arm = Arm(kind=kind) if kind.reads_all else Arm(kind=kind, keep=0.3, selection=Selection())
         values = {
             "target_folder": str(folders[0]),
             "draft_folder": str(folders[1]) if kind is ArmKind.SPECULATIVE else None,
@@ -55,7 +55,7 @@ def test_phases_add_up_and_the_evidence_is_complete(job, kind):
     measured = run_worker(job(kind))
     evidence = measured.evidence
     assert measured.phases.total == pytest.approx(measured.seconds, rel=0.02)
-    assert measured.outcome == ("dense" if kind is ArmKind.DENSE else "sparse")
+    assert measured.outcome == ("dense" if kind.reads_all else "sparse")
     assert evidence.cache_tokens_before == 0
     assert evidence.cache_tokens_after == evidence.tokens_kept
     assert evidence.kept_ranges[-1][1] == TOKENS
@@ -63,7 +63,7 @@ def test_phases_add_up_and_the_evidence_is_complete(job, kind):
     kept = [position for start, stop in evidence.kept_ranges for position in range(start, stop)]
     assert evidence.kept_sha256 == content_id(kept)
     assert len(measured.tokens) <= 4
-    if kind is ArmKind.DENSE:
+    if kind.reads_all:
         assert evidence.tokens_kept == TOKENS and evidence.rotary_modules == 0
         assert evidence.rotary_positions_sha256 is None
     else:
@@ -96,15 +96,16 @@ def test_the_same_job_gives_the_same_evidence_in_another_process(job):
     assert first.tokens == second.tokens
 
 
-def test_dense_trials_agree_with_mlx_lm_itself(job, folders, tmp_path):
+@pytest.mark.parametrize("kind", [ArmKind.DENSE, ArmKind.PLAIN])
+def test_dense_trials_agree_with_mlx_lm_itself(job, folders, tmp_path, kind):
     import mlx.core as mx
     import numpy as np
     from mlx_lm.utils import load_model
 
-    measured = run_worker(job(ArmKind.DENSE))
+    measured = run_worker(job(kind))
     model, _ = load_model(folders[0])
     model.set_dtype(mx.float32)
-    logits = model(mx.array([list(job(ArmKind.DENSE).ids)]))[0, -1]
+    logits = model(mx.array([list(job(kind).ids)]))[0, -1]
     expected = np.array(logits - mx.logsumexp(logits))
     found = np.fromfile(tmp_path / "logits.f32", dtype=np.float32)
     np.testing.assert_allclose(found, expected, atol=1e-4)

@@ -1,11 +1,13 @@
-"""A process that has loaded a model here can go on with mlx_lm itself, as a notebook does."""
+"""Loading: what mlx_lm does besides is done too, and a process can go on with mlx_lm itself, as a notebook does."""
 
 import subprocess
 import sys
 from pathlib import Path
 
+import mlx.core as mx
 import pytest
 
+from specprefill_repro.prefill.loading import keep_resident
 from tiny_model import write_tiny_model
 
 LOADED_HERE = """
@@ -40,3 +42,16 @@ def test_mlx_lm_is_whole_for_whoever_imports_it_afterwards(imports: str, tmp_pat
     command = [sys.executable, "-c", f"{LOADED_HERE}\n{imports}\n{GOES_ON}", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout.strip()) == (0, "well"), done.stderr
+
+
+@pytest.mark.parametrize(("recommended", "set_to"), [(96 << 30, [96 << 30]), (None, [])])
+def test_weights_stay_resident_as_far_as_the_device_recommends_as_with_mlx_lm(
+    recommended: int | None, set_to: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """mlx_lm raises the wired limit before it generates; a dense arm without that would be a weak baseline on a Mac."""
+    found = {} if recommended is None else {"max_recommended_working_set_size": recommended}
+    limits: list[int] = []
+    monkeypatch.setattr(mx, "device_info", lambda: found)
+    monkeypatch.setattr(mx, "set_wired_limit", limits.append)
+    assert keep_resident() == recommended
+    assert limits == set_to

@@ -18,7 +18,7 @@ class MlxLm:
 
     def code(self, arms: Iterable[ArmKind]) -> tuple[str, ...]:
         kinds = set(arms)
-        continuation = {CONTINUATION} if kinds - {ArmKind.DENSE} else set()
+        continuation = set() if all(kind.reads_all for kind in kinds) else {CONTINUATION}
         return (__name__, *sorted({ARM_MODULES[kind] for kind in kinds} | continuation))
 
     def settings(self) -> Mapping[str, str]:

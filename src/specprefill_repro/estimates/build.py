@@ -22,6 +22,7 @@ from specprefill_repro.estimates.prediction import (
     baseline_problem,
     dense_times,
     dense_trial,
+    plain_problem,
     predicted_speedup,
     weak_time,
 )
@@ -109,6 +110,7 @@ def estimates_of(study: Study, measured: Sequence["Measured"]) -> Estimates:
     }
     weak = {engine: {name: weak_time(own) for name, own in models.items()} for engine, models in times.items()}
     estimates = tuple(_estimate(study, found, times[found.cell.engine], weak[found.cell.engine]) for found in measured)
+    estimates = _against_plain(study, estimates)
     agreed = agreements(sorted((record for found in measured for record in found.answered), key=_order))
     engines: dict[str, _Found] = {}
     for found in measured:
@@ -123,6 +125,21 @@ def estimates_of(study: Study, measured: Sequence["Measured"]) -> Estimates:
         agreements=agreed,
         suspicions=suspicions(agreed),
         engines={name: found.result() for name, found in sorted(engines.items())},
+    )
+
+
+def _against_plain(study: Study, cells: Sequence[CellEstimate]) -> tuple[CellEstimate, ...]:
+    """The cells, with a problem of their baseline where plain mlx_lm is faster than the dense arm on their target."""
+    problems: dict[tuple[str, str], str] = {}
+    for cell in cells:
+        problem = plain_problem(cell) if cell.treatment is Treatment.PLAIN else None
+        if problem is not None:
+            problems.setdefault((study.pairs[cell.pair].target, cell.engine), problem)
+    return tuple(
+        cell
+        if cell.baseline_problem is not None or cell.treatment.reads_all or not cell.pairs
+        else cell.model_copy(update={"baseline_problem": problems.get((study.pairs[cell.pair].target, cell.engine))})
+        for cell in cells
     )
 
 
@@ -289,7 +306,7 @@ def _estimate(
 
 
 def _bound(cell: Cell, target: Mapping[int, DenseTimes], draft: Mapping[int, DenseTimes]) -> float | None:
-    if cell.treatment is Treatment.PLACEBO or cell.length not in target:
+    if cell.treatment.reads_all or cell.length not in target:
         return None
     if cell.treatment is not Treatment.SPECULATIVE:
         return bound(model_cost(target).prefill, None, cell.length, cell.keep)

@@ -88,7 +88,7 @@ def _server_proof(keep: float, evidence: ServerEvidence) -> Iterator[str]:
 
 def _own_computation(record: TrialRecord, evidence: Evidence) -> Iterator[str]:
     total = record.prompt.tokens
-    sparse_arm = record.requested.kind is not ArmKind.DENSE
+    sparse_arm = not record.requested.kind.reads_all
     if evidence.cache_tokens_before != 0:
         yield f"{evidence.cache_tokens_before} tokens were in the KV cache when the clock started"
     if evidence.draft_cache_tokens_before not in (None, 0):

@@ -25,6 +25,8 @@ from typing import NamedTuple
 import numpy as np
 from scipy.optimize import nnls
 
+from specprefill_repro.estimates.schema import CellEstimate
+from specprefill_repro.estimates.statistics import MIN_PAIRS
 from specprefill_repro.study.plan import Cell
 from specprefill_repro.study.schema import Selection, Study, Treatment
 from specprefill_repro.trials.schema import TrialRecord
@@ -140,10 +142,10 @@ def dense_times(dense: Iterable[DenseTrial]) -> dict[str, dict[int, DenseTimes]]
 def predicted_speedup(
     study: Study, cell: Cell, kept_tokens: float, times: Mapping[str, Mapping[int, DenseTimes]]
 ) -> float | None:
-    """The formula above; None for a placebo, or when a part was not measured."""
+    """The formula above; None where both arms read everything, or when a part was not measured."""
     pair = study.pairs[cell.pair]
     target = times.get(pair.target, {})
-    if cell.treatment is Treatment.PLACEBO or cell.length not in target or cell.treated.selection is None:
+    if cell.treatment.reads_all or cell.length not in target or cell.treated.selection is None:
         return None
     cost = fit_cost({length: measured.total for length, measured in target.items()})
     spent = cost.seconds(kept_tokens)
@@ -161,6 +163,17 @@ def weak_time(times: Mapping[int, DenseTimes]) -> str | None:
     known = {length: measured.total for length, measured in times.items()}
     problems = (baseline_problem(length, known[length], known) for length in sorted(known))
     return next((problem for problem in problems if problem is not None), None)
+
+
+def plain_problem(cell: CellEstimate) -> str | None:
+    """What a cell of plain mlx_lm says against the dense arm: that mlx_lm's own loop is clearly faster; else None."""
+    found = cell.interval95
+    if found is None or len(cell.pairs) < MIN_PAIRS or found.low <= OTHER_LENGTH_MARGIN:
+        return None
+    return (
+        f"plain mlx_lm read the same {cell.length} tokens {cell.speedup:.3g} times as fast as the dense arm "
+        f"(95 % interval {found.low:.3g} to {found.high:.3g})"
+    )
 
 
 def baseline_problem(length: int, dense_seconds: float, known: Mapping[int, float]) -> str | None:

@@ -44,6 +44,21 @@ def load_model(folder: Path) -> tuple[nn.Module, dict[str, Any]]:
     return model, config
 
 
+def keep_resident() -> int | None:
+    """Let Metal keep as many bytes resident as the device recommends, as mlx_lm does before it generates.
+
+    Else weights of a large model can be paged in during a prefill, and a baseline measured like that is a weak one.
+
+    Returns:
+        The limit in bytes; None where the device knows none (not Metal).
+    """
+    limit = mx.device_info().get("max_recommended_working_set_size")
+    if limit is None:
+        return None
+    mx.set_wired_limit(limit)
+    return int(limit)
+
+
 @cache
 def _mlx_lm_utils() -> Any:
     """The module mlx_lm.utils.

@@ -40,6 +40,11 @@ class Figure:
     """Of text; the first cell of a row is its heading."""
 
 
+READS_ALL = {Treatment.PLACEBO: "placebo: dense against dense", Treatment.PLAIN: "dense against plain mlx_lm"}
+PLAIN_READ = (
+    " Plain mlx_lm reads the whole prompt too, by mlx_lm's own loop. Were it clearly right of the line, the dense arm "
+    "would be a weak baseline."
+)
 PHASE_NAMES = {name: name.replace("_", " ").replace("look ahead", "look-ahead") for name in PHASES}
 
 
@@ -190,7 +195,7 @@ def _phase_row(label: str, cells: Sequence[Mapping[str, float]]) -> tuple[str, .
 
 def quality_figures(data: ReportData) -> list[Figure]:
     """Answers kept, the price of a speed-up, and the distance from dense prefill."""
-    cells = [c for c in data.estimates.cells if c.pairs and c.treatment is not Treatment.PLACEBO]
+    cells = [c for c in data.estimates.cells if c.pairs and not c.treatment.reads_all]
     answered = [cell for cell in cells if cell.answers_dense]
     listed = groups(data, cells)
     figures = []
@@ -344,6 +349,7 @@ def control_figures(data: ReportData) -> list[Figure]:
     read = (
         "Thin ticks are single pairs, the dot and its line their mean and 95 % interval. The placebo must straddle "
         "the dashed line at 1: it is dense against dense. The target as its own draft must lie left of it."
+        + (PLAIN_READ if any(cell.treatment is Treatment.PLAIN for cell in cells) else "")
         + _not_drawn(cells)
     )
     return [Figure("Controls", charts.strips(pairs, means, "speed-up"), read, columns, rows)]
@@ -351,7 +357,7 @@ def control_figures(data: ReportData) -> list[Figure]:
 
 def _control_name(data: ReportData, cell: CellEstimate) -> str:
     if cell.treatment is not Treatment.SPECULATIVE:
-        return "placebo: dense against dense" if cell.treatment is Treatment.PLACEBO else f"{cell.treatment} selection"
+        return READS_ALL.get(cell.treatment, f"{cell.treatment} selection")
     kind = role(data, cell.pair)
     return "" if kind is Role.NATURAL else f"{kind}"
 

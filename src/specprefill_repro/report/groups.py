@@ -13,6 +13,8 @@ from specprefill_repro.report.data import ReportData
 from specprefill_repro.study.engines import IN_PROCESS
 from specprefill_repro.study.schema import Treatment
 
+CONTROLS = {Treatment.PLACEBO: "placebo", Treatment.PLAIN: "plain mlx_lm"}
+"""What a cell is called in which both arms read everything."""
 LISTED_CELLS = 60
 """A study of more cells than this has one row for the cells that differ in length alone."""
 
@@ -38,8 +40,8 @@ class Group:
         """Such as `main · 1,024 tokens · keep 0.2`; controls say what they are, other engines than ours their name."""
         lengths = self.lengths if len(self.cells) == 1 else f"{self.lengths} ({len(self.cells)} cells)"
         parts = [self.first.pair, *engine_name(self.first), lengths]
-        if self.first.treatment is Treatment.PLACEBO:
-            return " · ".join([*parts, "placebo"])
+        if self.first.treatment.reads_all:
+            return " · ".join([*parts, CONTROLS[self.first.treatment]])
         return " · ".join([*parts, f"keep {numbers.keep(self.first.nominal_keep)}", *_control(self.first)])
 
     @property

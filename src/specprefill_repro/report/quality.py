@@ -8,7 +8,7 @@ from specprefill_repro.report import numbers
 from specprefill_repro.report.data import ReportData
 from specprefill_repro.report.groups import Group, groups, outermost, spread
 from specprefill_repro.report.rules import rule_name
-from specprefill_repro.study.schema import NeedleKind, Treatment
+from specprefill_repro.study.schema import NeedleKind
 
 KINDS = {
     NeedleKind.NUMBER: "one number",
@@ -33,7 +33,7 @@ class Table:
 
 def quality_tables(data: ReportData) -> list[Table]:
     """Those that have something to show."""
-    cells = [c for c in data.estimates.cells if c.pairs and c.treatment is not Treatment.PLACEBO]
+    cells = [c for c in data.estimates.cells if c.pairs and not c.treatment.reads_all]
     listed = groups(data, cells)
     found = [_by_kind(listed), *_grids(cells), _words(listed)]
     return [table for table in found if table is not None and table.rows]

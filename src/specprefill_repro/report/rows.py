@@ -14,7 +14,7 @@ from specprefill_repro.gate.schema import GateResult
 from specprefill_repro.report import numbers
 from specprefill_repro.report.answer import Role, role
 from specprefill_repro.report.data import ReportData
-from specprefill_repro.report.groups import Group, engine_name, groups, outermost, spread
+from specprefill_repro.report.groups import CONTROLS, Group, engine_name, groups, outermost, spread
 from specprefill_repro.study.plan import plan_cells
 from specprefill_repro.study.schema import Treatment
 from specprefill_repro.trials.busy import LOAD_PER_CORE, OTHER_CPU_PERCENT
@@ -46,8 +46,8 @@ def short(record_id: str) -> str:
 
 def chart_label(cell: CellEstimate) -> str:
     """The label of a cell, short enough for an axis."""
-    if cell.treatment is Treatment.PLACEBO:
-        return place_label(cell, "placebo")
+    if cell.treatment.reads_all:
+        return place_label(cell, CONTROLS[cell.treatment])
     kind = cell.rule or "keep" if cell.treatment is Treatment.SPECULATIVE else cell.treatment.value
     return place_label(cell, f"{kind} {numbers.keep(cell.nominal_keep)}")
 
@@ -190,7 +190,7 @@ def evidence_row(label: str, treatment: Treatment, treated: bool, trials: pd.Dat
     evidence = evidence.rename(columns=lambda name: name.removeprefix("evidence."))
     if evidence["log_sha256"].notna().any():
         return _server_evidence_row(label, treatment, treated, trials, evidence)
-    sparse = treated and treatment is not Treatment.PLACEBO
+    sparse = treated and not treatment.reads_all
     wanted = "sparse" if sparse else "dense"
     # A model without rotary embeddings has no positions to see.
     none_expected = evidence["rotary_modules_expected"] == 0
@@ -237,7 +237,7 @@ def _server_evidence_row(
     label: str, treatment: Treatment, treated: bool, trials: pd.DataFrame, evidence: pd.DataFrame
 ) -> EvidenceRow:
     """What a server's log and answers prove; positions, modules and types it does not tell."""
-    wanted = "sparse" if treated and treatment is not Treatment.PLACEBO else "dense"
+    wanted = "sparse" if treated and not treatment.reads_all else "dense"
     problems = []
     others = sorted(set(trials["outcome"].unique()) - {wanted})
     if others:
@@ -341,7 +341,7 @@ def request_rows(data: ReportData, trials: pd.DataFrame) -> list[RequestRow]:
     trials = trials[[name for name in trials.columns if name.startswith("evidence.") or name in SUMMED]]
     for group, own in _in_order(data, trials):
         treated = own[own["treated"]]
-        if not len(treated) or group.first.treatment is Treatment.PLACEBO:
+        if not len(treated) or group.first.treatment.reads_all:
             continue
         arm = arms[group.first.cell]
         asked = [f"{arm.kind}", f"keep {numbers.keep(arm.keep)}"]

@@ -40,7 +40,7 @@ def rule_tables(data: ReportData) -> list[RuleTable]:
     """One table for each pair and length that was measured with more than one rule or control."""
     groups: dict[tuple[str, int], list[CellEstimate]] = {}
     for cell in data.estimates.cells:
-        if cell.pairs and cell.treatment is not Treatment.PLACEBO:
+        if cell.pairs and not cell.treatment.reads_all:
             groups.setdefault((cell.pair, cell.length), []).append(cell)
     return [
         RuleTable(f"{pair}, {numbers.count(length)} tokens", tuple(_row(cell) for cell in cells))

@@ -21,6 +21,12 @@ class ArmKind(StrEnum):
     RANDOM = "random"
     HEAD_TAIL = "head-tail"
     UNIFORM = "uniform"
+    PLAIN = "plain"
+    """Dense, by mlx_lm's own generation loop."""
+
+    @property
+    def reads_all(self) -> bool:
+        return self in (ArmKind.DENSE, ArmKind.PLAIN)
 
 
 class Arm(Frozen):
@@ -42,7 +48,7 @@ class Cell(Frozen):
     treatment: Treatment
     length: int
     keep: float
-    """Nominal; 1 for a placebo."""
+    """Nominal; 1 where both arms read everything."""
     blocks: int
     """That always run."""
     most_blocks: int
@@ -73,14 +79,14 @@ def plan_cells(study: Study) -> list[Cell]:
 
 
 def _cell(study: Study, comparison: Comparison, length: int, keep: float) -> Cell:
-    placebo = comparison.treatment is Treatment.PLACEBO
-    kind = ArmKind.DENSE if placebo else ArmKind(comparison.treatment)
+    reads_all = comparison.treatment.reads_all
+    kind = ArmKind.DENSE if comparison.treatment is Treatment.PLACEBO else ArmKind(comparison.treatment)
     engine = comparison.engine or study.engine
     own = comparison.selection
     selection = None if study.runs_on_server(engine) else own or study.selection
-    treated = Arm(kind=kind) if placebo else Arm(kind=kind, keep=keep, selection=selection)
+    treated = Arm(kind=kind) if reads_all else Arm(kind=kind, keep=keep, selection=selection)
     slug = "" if own is None else f"-{_slug(own)}"
-    suffix = "" if placebo else f"{slug}-keep{keep:g}"
+    suffix = "" if reads_all else f"{slug}-keep{keep:g}"
     suffix += "" if engine == study.engine else f"-on-{engine}"
     named = treated.selection if own or study.selection.preset else None
     return Cell(

@@ -25,6 +25,13 @@ class Treatment(StrEnum):
     """Control: the same keep rate, evenly spaced chunks."""
     PLACEBO = "placebo"
     """Control: dense again. Whatever difference it shows is this machine's noise."""
+    PLAIN = "plain"
+    """Control: dense, by mlx_lm's own generation loop. Where it is faster, the dense arm is a weak baseline."""
+
+    @property
+    def reads_all(self) -> bool:
+        """Whether the treated arm is a dense prefill too."""
+        return self in (Treatment.PLACEBO, Treatment.PLAIN)
 
 
 class NeedleKind(StrEnum):
@@ -144,7 +151,7 @@ class Comparison(Frozen):
     lengths: tuple[Annotated[int, Field(ge=128, le=2_000_000)], ...] = Field(min_length=1)
     """Exact prompt lengths in tokens, chat template included."""
     keep: tuple[KeepRate, ...] = ()
-    """Nominal keep rates; none for a placebo."""
+    """Nominal keep rates; none where both arms read everything."""
     blocks: int = Field(ge=1, le=100)
     """Blocks of four trials (A B B A); each gives two pairs."""
     most_blocks: int | None = Field(default=None, ge=1, le=100)
@@ -161,11 +168,11 @@ class Comparison(Frozen):
 
     @model_validator(mode="after")
     def _keep_fits_treatment(self) -> Self:
-        if self.treatment is Treatment.PLACEBO and self.keep:
-            raise ValueError("a placebo keeps everything: leave `keep` out")
-        if self.treatment is Treatment.PLACEBO and self.selection is not None:
-            raise ValueError("a placebo selects nothing: leave `selection` out")
-        if self.treatment is not Treatment.PLACEBO and not self.keep:
+        if self.treatment.reads_all and self.keep:
+            raise ValueError(f"{self.treatment} keeps everything: leave `keep` out")
+        if self.treatment.reads_all and self.selection is not None:
+            raise ValueError(f"{self.treatment} selects nothing: leave `selection` out")
+        if not self.treatment.reads_all and not self.keep:
             raise ValueError(f"`keep` is missing: which keep rates should {self.treatment} be measured at?")
         return self
 
@@ -242,6 +249,8 @@ class Study(Frozen):
                     f"the engine {name!r} is a server, which takes chat messages only and can't begin its own reply: "
                     "set `begin_reply: false` under `prompts`"
                 )
+            if comparison.treatment is Treatment.PLAIN:
+                raise ValueError(f"the engine {name!r} is a server; `plain` compares {IN_PROCESS} with mlx_lm itself")
             if comparison.treatment not in (Treatment.SPECULATIVE, Treatment.PLACEBO):
                 raise ValueError(f"the engine {name!r} is a server, and none can choose tokens at random or by place")
             if comparison.selection is not None:

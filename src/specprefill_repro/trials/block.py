@@ -230,7 +230,7 @@ def _runs(pid: int) -> bool:
 
 def _forced(study: Study, cell: Cell, trial: PlannedTrial, first: Measurement | None) -> Forced | None:
     """What the second trial of a pair does for the perplexity; `first` is what the pair's first one measured."""
-    if first is None or not study.prompts.perplexity or cell.treated.kind is ArmKind.DENSE:
+    if first is None or not study.prompts.perplexity or cell.treated.kind.reads_all:
         return None
     if not isinstance(first.evidence, Evidence):
         return None  # A server can't be told what to say.

@@ -83,7 +83,7 @@ def as_positions(ranges: Sequence[tuple[int, int]]) -> list[int]:
 
 def outcome(arm: Arm, evidence: Evidence, tokens: int) -> str:
     """`dense`, `sparse`, or `fallback: REASON`: what ran, whatever was asked for."""
-    if arm.kind is ArmKind.DENSE:
+    if arm.kind.reads_all:
         whole = evidence.tokens_kept == evidence.cache_tokens_after == tokens
         return "dense" if whole else "fallback: the dense arm did not read the whole prompt"
     if evidence.rotary_modules_expected not in (None, evidence.rotary_modules):

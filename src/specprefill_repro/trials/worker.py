@@ -31,6 +31,7 @@ ARM_MODULES = {
     ArmKind.RANDOM: "specprefill_repro.prefill.control",
     ArmKind.HEAD_TAIL: "specprefill_repro.prefill.control",
     ArmKind.UNIFORM: "specprefill_repro.prefill.control",
+    ArmKind.PLAIN: "specprefill_repro.prefill.plain",
 }
 CONTINUATION = "specprefill_repro.prefill.continuation"
 
@@ -52,7 +53,7 @@ def measure(job: Job, spawned_at: float) -> Measurement:
     from specprefill_repro.prefill.architectures import end_tokens
     from specprefill_repro.prefill.arms import Models, Request
     from specprefill_repro.prefill.chunked import cached_tokens, key_caches, log_probabilities, most_likely
-    from specprefill_repro.prefill.loading import load_model
+    from specprefill_repro.prefill.loading import keep_resident, load_model
     from specprefill_repro.prefill.positions import check_vector_offsets
     from specprefill_repro.trials.evidence import as_positions, gather_evidence, outcome
 
@@ -67,6 +68,7 @@ def measure(job: Job, spawned_at: float) -> Measurement:
         same = job.draft_folder == job.target_folder
         draft, draft_config = (target, config) if same else load_model(Path(job.draft_folder))
         draft_ends = end_tokens(draft_config)
+    resident = keep_resident()
     models = Models(target=target, draft=draft, draft_end_tokens=draft_ends)
     load_seconds = time.perf_counter() - start
 
@@ -152,6 +154,7 @@ def measure(job: Job, spawned_at: float) -> Measurement:
             **software_facts(),
             "blas": blas,
             "device": str(mx.default_device()),
+            **({} if resident is None else {"resident bytes at most": str(resident)}),
         },
     )
 
