@@ -247,6 +247,7 @@ def _trial(
         decode_seconds=(study.prompts.answer_tokens - 1) * _step_seconds(world, pair.target == pair.draft) * factor,
         peak_memory_bytes=2 << 30,
         peak_mlx_bytes=1 << 30,
+        paged_in_bytes=(64 << 20) + 1 if "paging" in faults else 0,
         evidence=Evidence(
             tokens_scored=cell.length if draft else 0,
             tokens_kept=kept,

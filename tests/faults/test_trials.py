@@ -1,6 +1,8 @@
 """Trials when things go wrong: workers that die, parents that die, disks that fill, records that are touched."""
 
 import json
+import mmap
+import os
 import signal
 import subprocess
 import sys
@@ -63,6 +65,7 @@ def test_phases_add_up_and_the_evidence_is_complete(job, kind):
     kept = [position for start, stop in evidence.kept_ranges for position in range(start, stop)]
     assert evidence.kept_sha256 == content_id(kept)
     assert len(measured.tokens) <= 4
+    assert measured.paged_in_bytes is not None and measured.paged_in_bytes >= 0
     if kind.reads_all:
         assert evidence.tokens_kept == TOKENS and evidence.rotary_modules == 0
         assert evidence.rotary_positions_sha256 is None
@@ -278,3 +281,25 @@ def test_waiting_for_another_measurement_says_so_and_for_whom(tmp_path):
         assert told == [f"Waiting for another measurement on this machine (process {holder.pid}) to end ..."]
     with machine_lease(path, tell):
         assert len(told) == 1, "nobody to wait for"
+
+
+def test_what_is_read_from_disk_while_the_clock_runs_is_counted(tmp_path):
+    from specprefill_repro.trials.worker import _paged_in
+
+    kind = subprocess.run(["stat", "-f", "-c", "%T", tmp_path], capture_output=True, text=True, check=True).stdout
+    if kind.strip() in ("tmpfs", "ramfs"):
+        pytest.skip("the temporary folder is in memory, so nothing is read from disk")
+    path = tmp_path / "weights"
+    with path.open("wb") as file:
+        file.write(os.urandom(8 << 20))
+        file.flush()
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+        # One page a fault, as the system would count them, without reading ahead.
+        mapped.madvise(mmap.MADV_RANDOM)
+        before = _paged_in()
+        for start in range(0, len(mapped), mmap.PAGESIZE):
+            mapped[start]
+        counted = _paged_in() - before
+    assert (8 << 20) / 2 < counted <= 9 << 20

@@ -71,3 +71,31 @@ def test_the_report_shows_a_ratio_or_says_that_too_few_tokens_were_decoded(token
     rows = decoding_rows([Group((cell,)) for cell in found.cells])
     assert len(rows) == len(found.cells)
     assert {row.ratio.replace("1.000", "1.00") for row in rows} == {words}
+
+
+def with_times(pair: Twins, saved: float, longer: float) -> Twins:
+    """A pair whose first token came `saved` seconds sooner, and each token after it `longer` seconds later."""
+    dense = with_rate(pair.dense.model_copy(update={"seconds": 10.0}), 40, 1 / 0.1)
+    treated = with_rate(pair.treated.model_copy(update={"seconds": 10.0 - saved}), 40, 1 / (0.1 + longer))
+    return replace(pair, dense=dense, treated=treated)
+
+
+def test_slower_decoding_uses_up_the_gain_after_as_many_tokens_as_the_seconds_say() -> None:
+    some = [with_times(pair, saved, 0.02) for pair, saved in zip(twins(), [3.9, 4.0, 4.1, 4.0], strict=True)]
+    found = decoding(some)
+    assert found is not None and found.even_tokens is not None
+    # The whole answer, token by token, by both arms' clocks.
+    totals = [(10 + n * 0.1, 6 + n * 0.12) for n in (found.even_tokens - 2, found.even_tokens + 2)]
+    assert totals[0][0] > totals[0][1] and totals[1][0] < totals[1][1]
+
+
+@pytest.mark.parametrize(("saved", "longer"), [(4.0, -0.02), (-4.0, 0.02), (4.0, 0.0)])
+def test_without_a_gain_or_slower_decoding_nothing_is_used_up(saved: float, longer: float) -> None:
+    found = decoding([with_times(pair, saved, longer) for pair in twins()])
+    assert found is not None and found.speedup is not None and found.even_tokens is None
+
+
+def test_a_difference_in_decoding_that_may_be_noise_uses_nothing_up() -> None:
+    found = decoding([with_times(pair, 4.0, longer) for pair, longer in zip(twins(), [0.03, -0.02] * 2, strict=True)])
+    assert found is not None and found.interval95 is not None and found.interval95.high > 1
+    assert found.even_tokens is None

@@ -38,6 +38,7 @@ def test_sound_trials_have_no_problems() -> None:
         ("cache", "64 tokens were in the KV cache"),
         ("suspend", "slept for 3.0 seconds"),
         ("swap", "4,096 bytes were swapped out"),
+        ("paging", "at least 67,108,865 bytes were read from disk while the clock ran"),
         ("heat", "under thermal pressure (heavy)"),
         ("positions", "saw other positions"),
         ("phases", "the phases add up to"),

@@ -1,5 +1,6 @@
 """How fast tokens come after the first one: a cache of kept tokens should be no slower to decode from."""
 
+import math
 from collections.abc import Sequence
 from statistics import median
 
@@ -22,6 +23,7 @@ def decoding(counted: Sequence[Twins]) -> Decoding | None:
     records = [record for twins in counted for record in (twins.dense, twins.treated)]
     long = [twins for twins in counted if min(_tokens(twins.dense), _tokens(twins.treated)) >= ENOUGH_TOKENS]
     ratios = [log_ratio(1 / _rate(twins.dense), 1 / _rate(twins.treated)) for twins in long]
+    interval95 = interval(ratios, 0.95)
     return Decoding(
         fewest_tokens=min(_tokens(record) for record in records),
         most_tokens=max(_tokens(record) for record in records),
@@ -29,8 +31,16 @@ def decoding(counted: Sequence[Twins]) -> Decoding | None:
         dense_rate=median(_rate(twins.dense) for twins in long) if long else None,
         treated_rate=median(_rate(twins.treated) for twins in long) if long else None,
         speedup=summary(ratios).speedup if ratios else None,
-        interval95=interval(ratios, 0.95),
+        interval95=interval95,
+        even_tokens=_even_tokens(long) if interval95 is not None and interval95.high < 1 else None,
     )
+
+
+def _even_tokens(pairs: Sequence[Twins]) -> int | None:
+    """Seconds saved until the first token, over the seconds that each token after it takes longer: medians of pairs."""
+    saved = median(twins.dense.seconds - twins.treated.seconds for twins in pairs)
+    longer = median(1 / _rate(twins.treated) - 1 / _rate(twins.dense) for twins in pairs)
+    return math.ceil(saved / longer) if saved > 0 and longer > 0 else None
 
 
 def _tokens(record: TrialRecord) -> int:

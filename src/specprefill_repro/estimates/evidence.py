@@ -13,6 +13,8 @@ from specprefill_repro.trials.schema import NOMINAL, Evidence, MachineState, Ser
 
 PHASES_TOLERANCE = 0.02
 MAX_SUSPENDED_SECONDS = 0.1
+MAX_PAGED_IN_BYTES = 64 << 20
+"""Code of a library that is first needed now is a few megabytes; more than this is weights."""
 DIFFERS_BY_ARM = {"server options"}
 """Of a record's environment: what a server is told in one arm and not in the other."""
 
@@ -155,6 +157,8 @@ def _machine(record: TrialRecord) -> Iterator[str]:
     swapped = _swapped_out(before, after)
     if swapped != 0:
         yield f"{swapped:,} bytes were swapped out during the trial"
+    if record.paged_in_bytes is not None and record.paged_in_bytes > MAX_PAGED_IN_BYTES:
+        yield f"at least {record.paged_in_bytes:,} bytes were read from disk while the clock ran"
     hot = [state for state in (before.thermal_pressure, after.thermal_pressure) if state not in (None, NOMINAL)]
     if hot:
         yield f"the machine was under thermal pressure ({hot[-1]})"

@@ -126,6 +126,9 @@ class Decoding(Frozen):
     speedup: Number | None
     """exp(mean ln(dense seconds a token / treated seconds a token)): above 1, decoding is faster after dropping."""
     interval95: Interval | None
+    even_tokens: int | None = None
+    """Tokens after the first one at which the whole answer takes as long in both arms, where decoding is clearly slower
+    after dropping and the first token came sooner; else None."""
 
 
 class CellEstimate(Frozen):

@@ -416,6 +416,7 @@ class DecodingRow:
     treated: str
     ratio: str
     interval: str
+    even: str
 
 
 def decoding_rows(listed: Iterable[Group]) -> list[DecodingRow]:
@@ -434,9 +435,14 @@ def decoding_rows(listed: Iterable[Group]) -> list[DecodingRow]:
                 treated=spread(numbers.significant, [each.treated_rate for each in found]),
                 ratio=spread(numbers.ratio, [each.speedup for each in found]) if enough else "too few tokens",
                 interval=numbers.bounds(outermost([each.interval95 for each in found])),
+                even=spread(_tokens, [each.even_tokens for each in found]),
             )
         )
     return rows
+
+
+def _tokens(value: int | None) -> str:
+    return numbers.NONE if value is None else f"{numbers.count(value)} tokens"
 
 
 def dense_over_time(data: ReportData, trials: pd.DataFrame) -> list[tuple[float, float, str]]:

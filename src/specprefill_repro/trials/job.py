@@ -67,6 +67,7 @@ class Measurement(Frozen):
     decode_seconds: float
     peak_memory_bytes: int
     peak_mlx_bytes: int | None = None
+    paged_in_bytes: int | None = None
     outcome: str
     evidence: Evidence | ServerEvidence
     before: MachineState

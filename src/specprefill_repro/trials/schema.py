@@ -179,6 +179,9 @@ class TrialRecord(Frozen):
     """Largest resident size of the process."""
     peak_mlx_bytes: int | None = Field(default=None, exclude_if=_absent)
     """None on a server."""
+    paged_in_bytes: int | None = Field(default=None, exclude_if=_absent)
+    """Read from disk into the process's memory while the clock ran, at least (one page a major fault); None on a
+    server."""
     evidence: Evidence | ServerEvidence = Field(union_mode="left_to_right")
     """A record fits one of the two alone; the second is tried only where the first does not fit."""
     before: MachineState

@@ -87,11 +87,13 @@ def measure(job: Job, spawned_at: float) -> Measurement:
     before = machine_state()
     started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
     sleep_before = suspension_clocks()
+    paged_before = _paged_in()
     mx.reset_peak_memory()
     mx.synchronize()
     clock_start = time.perf_counter()
     with prefill(models, request) as prefilled:
         seconds = time.perf_counter() - clock_start
+        paged_in = _paged_in() - paged_before
         suspended = suspended_between(sleep_before, suspension_clocks())
         peak_mlx = int(mx.get_peak_memory())
         cached_after = cached_tokens(prefilled.cache)
@@ -143,6 +145,7 @@ def measure(job: Job, spawned_at: float) -> Measurement:
         decode_seconds=decode_seconds,
         peak_memory_bytes=peak_memory,
         peak_mlx_bytes=peak_mlx,
+        paged_in_bytes=paged_in,
         outcome=outcome(job.arm, evidence, len(job.ids)),
         evidence=evidence,
         before=before,
@@ -170,6 +173,11 @@ def _phases(start: float, marks: list[tuple[str, float]]) -> Phases:
     ends = [start, *(clock for _, clock in marks)]
     durations = {name: clock - ends[index] for index, (name, clock) in enumerate(marks)}
     return Phases(**durations)
+
+
+def _paged_in() -> int:
+    """Bytes of the pages that this process had to wait for from disk so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_majflt * resource.getpagesize()
 
 
 def _peak_memory() -> int:
