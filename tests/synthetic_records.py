@@ -315,6 +315,7 @@ def _prompt(study: Study, cell: Cell, index: int, other: bool) -> PromptFacts:
         kind=kind,
         depth=random.Random(f"{cell.pair}/{name}").uniform(0.15, 0.85),
         answer="4711",
+        compressed_share=0.4,
     )
 
 

@@ -1,6 +1,8 @@
 """A block and its store: what is damaged is measured again and said so, what others are writing is left alone."""
 
+import itertools
 import os
+import random
 import subprocess
 import sys
 import time
@@ -13,8 +15,10 @@ import pytest
 from specprefill_repro.calibration.chain import prepare, usual_study
 from specprefill_repro.calibration.worlds import COSTS, claim
 from specprefill_repro.engines.scripted import ScriptedEngine, World
+from specprefill_repro.prompts.text import prose
 from specprefill_repro.study.plan import plan_cells
 from specprefill_repro.trials import block, progress
+from specprefill_repro.trials.block import _compressed_share
 from specprefill_repro.trials.schema import BlockReceipt
 from specprefill_repro.trials.store import Store
 
@@ -83,3 +87,11 @@ def test_only_this_machines_dead_working_folders_are_deleted(measure, store, mon
     measure()
     zombie.communicate()
     assert sorted(path.name for path in store.folder.glob("block-*")) == sorted(stay)
+
+
+def test_what_zlib_leaves_of_a_prompt_tells_prose_from_repetition():
+    stream = prose(random.Random("1"))
+    varied = _compressed_share("".join(itertools.islice(stream, 60)))
+    repeated = _compressed_share("The quick brown fox jumps over the lazy dog. " * 60)
+    assert varied is not None and repeated is not None and repeated < 0.05 < 0.3 < varied < 1
+    assert _compressed_share("") is None

@@ -72,6 +72,7 @@ def _context(data: ReportData, trials: Trials) -> dict[str, Any]:
         "synthetic": rows.synthetic_models(data),
         "unlocked": rows.unlocked_models(data),
         "roles": rows.roles(data),
+        "compressed": rows.compressed(frame),
         "evidence": rows.evidence_rows(data, frame),
         "pitfalls": rows.pitfall_rows(data.gates),
         "decoding": rows.decoding_rows(groups(data, data.estimates.cells)),

@@ -155,6 +155,7 @@ COLUMNS = (
     "outcome",
     "target",
     "prompt.tokens",
+    "prompt.compressed_share",
     "seconds",
     "started_at",
     "before.load_1min",
@@ -273,6 +274,12 @@ def span(values: "pd.Series[int] | Sequence[int]") -> str:
     """One number, or the smallest and the largest."""
     least, most = int(np.min(values)), int(np.max(values))
     return numbers.count(least) if least == most else f"{numbers.count(least)} to {numbers.count(most)}"
+
+
+def compressed(trials: pd.DataFrame) -> str | None:
+    """Share of the prompts' bytes that zlib leaves, in percent; None where no record says."""
+    shares = trials["prompt.compressed_share"].dropna()
+    return f"{span((100 * shares.astype(float)).round().astype(int))}{numbers.SPACE}%" if len(shares) else None
 
 
 def share(trials: pd.DataFrame) -> str:

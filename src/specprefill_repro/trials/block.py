@@ -4,6 +4,7 @@ import os
 import shutil
 import socket
 import tempfile
+import zlib
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -274,9 +275,15 @@ def _record(
             kind=prompt.kind,
             depth=prompt.depth,
             answer=prompt.answer,
+            compressed_share=_compressed_share(prompt.text),
         ),
         answer_text=answer,
         answer_found=all(parts.values()),
         answer_parts=parts,
         answer_ids=measurement.tokens,
     )
+
+
+def _compressed_share(text: str) -> float | None:
+    content = text.encode()
+    return None if not content else round(len(zlib.compress(content, 9)) / len(content), 3)
