@@ -7,6 +7,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from published_reports import STUDY, small_report
@@ -76,12 +77,24 @@ def change_json(name: str, edit: Callable[[dict[str, object]], None]) -> Callabl
     return change
 
 
+def first_rows(table: bytes, rows: int) -> bytes:
+    out = io.BytesIO()
+    pq.write_table(pq.read_table(io.BytesIO(table)).slice(0, rows), out)
+    return out.getvalue()
+
+
 @pytest.mark.parametrize(
     ("change", "what"),
     [
         (change_json("bundle.json", lambda value: value.update(records=13)), "bundle.json says something else"),
         (change_json("bundle.json", lambda value: value.update(verdicts={"reproduced": 9})), "says something else"),
         (lambda files: {**files, "claims.json": b"[]"}, "claims.json says something else"),
+        (change_json("verdicts.json", lambda value: value.update(verdicts=[])), "verdicts.json says something else"),
+        (change_json("estimates.json", lambda value: value.update(cells=[])), "estimates.json says something else"),
+        (lambda files: {**files, "trials.csv": b"record\n"}, "trials.csv says something else"),
+        (lambda files: {**files, "trials.parquet": first_rows(files["trials.parquet"], 4)}, "trials.parquet says"),
+        (lambda files: {**files, "blocks.parquet": first_rows(files["blocks.parquet"], 1)}, "blocks.parquet says"),
+        (lambda files: {**files, "blocks.parquet": b"PAR1"}, "blocks.parquet says"),
         (lambda files: {**files, "index.html": files["index.html"].replace(b"<h1", b"<h1 lang=en")}, "does not follow"),
         (lambda files: {**files, "extra.exe": b"MZ"}, "which no bundle has"),
         (lambda files: {name: text for name, text in files.items() if name != "trials.parquet"}, "is missing"),

@@ -4,18 +4,15 @@ Everything but the lock files follows from the page and the records, so whoever 
 """
 
 import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import yaml
-from pydantic import BaseModel
 
 from specprefill_repro.bundles.crate import METADATA, crate_metadata
 from specprefill_repro.bundles.schema import Summary, summary_of
 from specprefill_repro.errors import ReproError
-from specprefill_repro.files import read_limited
+from specprefill_repro.files import json_bytes, read_limited
 from specprefill_repro.project import Project
 from specprefill_repro.report.data import ReportData, read_embedded
 from specprefill_repro.report.tables import read_tables, table_files, tables_of
@@ -84,7 +81,7 @@ def make_bundle(project: Project, study: str) -> tuple[Files, list[str]]:
 def bundle_files(report: Report, locks: Files) -> Files:
     """All files of the bundle of a report."""
     summary = summary_of(report.data, report.trials)
-    files = {PAGE: report.page, **_tables(report), **settings_files(report.data), **locks, SUMMARY: json_text(summary)}
+    files = {PAGE: report.page, **tables(report), **settings_files(report.data), **locks, SUMMARY: json_bytes(summary)}
     files[METADATA] = crate_metadata(files, summary)
     files[SUMS] = checksums(files)
     return dict(sorted(files.items()))
@@ -93,24 +90,18 @@ def bundle_files(report: Report, locks: Files) -> Files:
 def settings_files(data: ReportData) -> Files:
     """What the page's own data say of claims, models and study, each in a file of its own."""
     return {
-        "claims.json": json_text([verdict.claim.model_dump(mode="json") for verdict in data.verdicts.verdicts]),
-        "models.json": json_text({name: model.model_dump(mode="json") for name, model in data.models.items()}),
-        "gates.json": json_text({pair: gate.model_dump(mode="json") for pair, gate in data.gates.items()}),
+        "claims.json": json_bytes([verdict.claim.model_dump(mode="json") for verdict in data.verdicts.verdicts]),
+        "models.json": json_bytes({name: model.model_dump(mode="json") for name, model in data.models.items()}),
+        "gates.json": json_bytes({pair: gate.model_dump(mode="json") for pair, gate in data.gates.items()}),
         "study.yaml": yaml.safe_dump(data.study.model_dump(mode="json"), sort_keys=True, allow_unicode=True).encode(),
     }
 
 
-def _tables(report: Report) -> Files:
+def tables(report: Report) -> Files:
     """What lies beside the page."""
     data = report.data
-    tables = report.beside or tables_of(report.trials, report.receipts, data.estimates)
-    return table_files(tables, report.trials if data.lists_trials else None, data.verdicts)
-
-
-def json_text(value: Any) -> bytes:
-    """Indented JSON with sorted keys, so that a line number means something."""
-    plain = value.model_dump(mode="json") if isinstance(value, BaseModel) else value
-    return (json.dumps(plain, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n").encode()
+    recomputable = report.beside or tables_of(report.trials, report.receipts, data.estimates)
+    return table_files(recomputable, report.trials if data.lists_trials else None, data.verdicts)
 
 
 def checksums(files: Files) -> bytes:

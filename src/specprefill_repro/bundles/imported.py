@@ -16,15 +16,19 @@ from specprefill_repro.bundles.contents import (
     read_report,
     read_summary,
     settings_files,
+    tables,
 )
 from specprefill_repro.bundles.crate import METADATA, check_crate
 from specprefill_repro.bundles.schema import Summary, summary_of
 from specprefill_repro.errors import Exit, ReproError
 from specprefill_repro.files import explain_write_error, write_bytes
 from specprefill_repro.project import Project
+from specprefill_repro.trials.schema import BlockReceipt, TrialRecord
+from specprefill_repro.trials.table import parse_table
 
 NEEDED = (PAGE, SUMMARY, SUMS, METADATA, "trials.parquet", "blocks.parquet", "estimates.json", "verdicts.json")
 MAY_BE = frozenset({*NEEDED, *BESIDE_THE_PAGE, "claims.json", "models.json", "gates.json", "study.yaml"})
+ROWS = {"trials.parquet": TrialRecord, "blocks.parquet": BlockReceipt}
 LOCKS = ("envs/", ".lock")
 ARCHIVE = "bundle.zip"
 
@@ -83,18 +87,30 @@ def _recompute(file: Path, page: Path, files: Files) -> Summary:
     try:
         report = read_report(page)
         summary = read_summary(files)
-        expected = summary_of(report.data, report.trials).model_copy(update={"package": summary.package})
+        told = summary_of(report.data, report.trials).model_copy(update={"package": summary.package})
     except ReproError:
         raise
     except Exception as error:
         # Whatever a made-up page makes the analysis stumble over, it is no report of this package.
         raise refused(file, f"its records can't be analysed ({type(error).__name__})") from error
-    if summary != expected:
+    if summary != told:
         raise refused(file, f"{SUMMARY} says something else than the records")
-    for name, content in settings_files(report.data).items():
-        if files.get(name) != content:
+    expected = {**dict.fromkeys(BESIDE_THE_PAGE), **tables(report), **settings_files(report.data)}
+    for name, content in expected.items():
+        if not _same(name, files.get(name), content):
             raise refused(file, f"{name} says something else than the page")
     return summary
+
+
+def _same(name: str, found: bytes | None, expected: bytes | None) -> bool:
+    """Byte for byte; of Parquet, which may be packed in many ways, row by row."""
+    if name not in ROWS or found is None or expected is None:
+        return found == expected
+    try:
+        one, other = (parse_table(Path(name), content, ROWS[name]) for content in (found, expected))
+    except ReproError:
+        return False
+    return bool(one.equals(other))
 
 
 def refused(file: Path, reason: str) -> ReproError:

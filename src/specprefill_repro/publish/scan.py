@@ -96,12 +96,12 @@ def scan(files: dict[str, bytes], own: Iterable[Own]) -> list[Finding]:
 
 def searchable(bundle: dict[str, bytes]) -> dict[str, bytes]:
     """The files of a bundle with the text of those that are compressed: of the page's data, and of the tables."""
-    from specprefill_repro.bundles.contents import json_text
+    from specprefill_repro.files import json_bytes
     from specprefill_repro.report.data import read_embedded
     from specprefill_repro.trials.schema import BlockReceipt, TrialRecord
     from specprefill_repro.trials.table import parse_table
 
-    texts = {"index.html (its data)": json_text(read_embedded(bundle["index.html"].decode()))}
+    texts = {"index.html (its data)": json_bytes(read_embedded(bundle["index.html"].decode()))}
     for name, model in (("trials.parquet", TrialRecord), ("blocks.parquet", BlockReceipt)):
         rows = parse_table(Path(name), bundle[name], model).to_pylist()
         texts[f"{name} (as JSON, a row a line)"] = "\n".join(
