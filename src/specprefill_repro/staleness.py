@@ -97,27 +97,36 @@ def block_parts(project: Project, study: Study, cell: Cell) -> Parts:
 
 def stopping_parts(project: Project, study: Study, cell: Cell) -> Parts:
     """Of checkpoint `stopping`: the rule's code and the cap."""
-    return {"code": part.of_code("specprefill_repro.estimates.stopping"), "most": Part(str(cell.most_blocks))}
+    return {
+        "code": part.of_code("specprefill_repro.estimates.stopping"),
+        "environment": part.of_lock(project.environment_lock),
+        "most": Part(str(cell.most_blocks)),
+    }
 
 
 def estimates_parts(project: Project, study: Study) -> Parts:
     """Of rule `estimates`: the code of the statistics and of the tables."""
-    return {"code": part.of_code("specprefill_repro.estimates.cells")}
+    return {
+        "code": part.of_code("specprefill_repro.estimates.cells"),
+        "environment": part.of_lock(project.environment_lock),
+    }
 
 
 def verdicts_parts(project: Project, study: Study) -> Parts:
     """Of rule `verdicts`: the rules' code, and which claims the study names."""
     return {
         "code": part.of_code("specprefill_repro.verdicts.build"),
+        "environment": part.of_lock(project.environment_lock),
         "claims": part.of_value(list(study.claims)),
     }
 
 
 def report_parts(project: Project, study: Study) -> Parts:
-    """Of rule `report`: its code, its templates, and the words of the study."""
+    """Of rule `report`: its code, its templates, the error rates that it states, and the words of the study."""
     parts: dict[str, Part] = {
         "code": part.of_code("specprefill_repro.report.build", "specprefill_repro.report.tables"),
         "templates": _templates(),
+        "error rates": Part(sha256_file(Path(__file__).parent / "calibration" / "results.json")),
         "study": Part(content_id(study), lambda: study.model_dump(mode="json")),
         "environment": part.of_lock(project.environment_lock),
     }
