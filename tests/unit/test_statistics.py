@@ -181,6 +181,13 @@ def test_more_pairs_needed_is_the_first_number_at_which_it_is_settled() -> None:
     assert statistics.more_pairs_needed(values, lambda seen: False) is None
 
 
+@pytest.mark.parametrize("enough", [6, 700, 1000])
+def test_a_number_of_pairs_up_to_the_largest_that_is_promised_is_found(enough: int) -> None:
+    values = [0.01, -0.02, 0.03, 0.0, -0.01]
+    assert statistics.more_pairs_needed(values, lambda seen: seen.pairs >= enough) == enough - len(values)
+    assert statistics.more_pairs_needed(values, lambda seen: seen.pairs > statistics.MAX_PAIRS) is None
+
+
 def test_drift_finds_a_machine_that_slows_down_and_forgives_one_slow_trial() -> None:
     rng = np.random.default_rng(3)
     number = list(range(40))

@@ -172,9 +172,9 @@ def more_pairs_needed(log_ratios: Sequence[float], settled: Callable[[Summary], 
 
     unsettled, candidate = len(log_ratios), max(len(log_ratios) + 1, MIN_PAIRS)
     while not enough(candidate):
-        unsettled, candidate = candidate, candidate * 2
-        if candidate > MAX_PAIRS:
+        if candidate >= MAX_PAIRS:
             return None
+        unsettled, candidate = candidate, min(2 * candidate, MAX_PAIRS)
     while candidate - unsettled > 1:
         middle = (candidate + unsettled) // 2
         unsettled, candidate = (unsettled, middle) if enough(middle) else (middle, candidate)
