@@ -91,6 +91,28 @@ def test_a_request_that_was_scored_twice_is_no_proof(judge, version):
     assert said == "fallback: the log has 2 lines of SpecPrefill for one request"
 
 
+def test_a_dense_trial_whose_time_holds_the_loading_of_the_model_is_none(real_project: Project) -> None:
+    """It would make a weak baseline, and so a gain out of nothing."""
+    engine = Omlx(real_project, OmlxEngine(kind="omlx", threshold=THRESHOLD))
+    dense = Arm(kind=ArmKind.DENSE)
+    job = Job(
+        target_folder="",
+        draft_folder=None,
+        arm=dense,
+        ids=(1, 2, 3),
+        needle_tokens=((0, 1),),
+        warmup_ids=(),
+        step=2048,
+        answer_tokens=1,
+        seed="1/cell/prompt",
+        logits_file="",
+    )
+    log = "2026-03-01 10:00:00 - omlx.engine_pool - INFO - Loading model: target\n"
+    before, within = engine.read_log(job, log, ""), engine.read_log(job, "", log)
+    assert outcome(dense, 3, THRESHOLD, before, 0) == "dense"
+    assert outcome(dense, 3, THRESHOLD, within, 0).startswith("fallback: the model was loaded within the request")
+
+
 @pytest.mark.parametrize("changed", ["omlx", "mlx"])
 def test_a_command_that_pip_brought_up_to_date_is_another_engine_though_it_is_the_same_file(tmp_path, changed):
     """Its numbers must not be taken for those of the version before."""

@@ -186,7 +186,8 @@ class Omlx:
 
     def read_log(self, job: Job, started: str, request: str) -> LogClaims:
         loading, asked = read_loading(started.splitlines()), read_request(request.splitlines())
-        failures = [line for line in (loading.failure, asked.failure) if line]
+        # Loading within the request makes the time of any arm another one.
+        failures = [line for line in (loading.failure, asked.failure) if line] + list(_loaded_inside(request))
         scored = Scored(
             scored=asked.tokens_scored,
             kept=asked.tokens_read or 0,
@@ -199,7 +200,7 @@ class Omlx:
             armed=loading.draft_loaded,
             scored=(scored,) * asked.times_scored,
             failures=tuple(failures),
-            reasons=(*self._reasons(job, loading, asked, started), *_loaded_inside(request)),
+            reasons=tuple(self._reasons(job, loading, asked, started)),
             lines=tuple(line.strip() for line in (started + request).splitlines() if _decides(line)),
         )
 
