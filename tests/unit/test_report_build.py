@@ -16,7 +16,9 @@ from specprefill_repro.report.data import LISTED_TRIALS, read_embedded
 from specprefill_repro.report.rows import verdict_row
 from specprefill_repro.study.schema import Treatment
 from specprefill_repro.trials.table import Trials
-from specprefill_repro.verdicts.schema import Rule, Word
+from specprefill_repro.verdicts.build import build_verdicts
+from specprefill_repro.verdicts.matching import Facts
+from specprefill_repro.verdicts.schema import ClaimKind, Rule, Word
 from synthetic_records import Fault, World
 
 
@@ -267,3 +269,15 @@ def test_a_measurement_beyond_what_it_must_agree_with_is_not_green() -> None:
     cell = report_data("gain").estimates.cells[0]
     card = expectation("parts", Rule.PREDICTED, "As predicted.", "padded", Treatment.SPECULATIVE)
     assert verdict_row(verdict(card, cell, Word.EXCEEDED, "It lies above.")).colour != "good"
+
+
+def test_how_many_more_pairs_would_settle_a_verdict_is_said_once() -> None:
+    """With verdicts as the stage makes them, whose sentence says it."""
+    data = report_data("inconclusive")
+    claims = [each.claim for each in data.verdicts.verdicts if each.claim.kind is ClaimKind.EXPECTATION]
+    judged = build_verdicts(data.study, data.estimates, claims, Facts())
+    open_ones = [each for each in judged.verdicts if each.more_pairs]
+    assert open_ones
+    text = render_report(data.model_copy(update={"verdicts": judged}))
+    table = text.partition('id="verdicts"')[2].partition("</table>")[0]
+    assert table.count("more pairs would settle it") == len(open_ones)
