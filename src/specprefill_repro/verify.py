@@ -1,7 +1,8 @@
 """Recompute a page from the records that it carries, and name the first place where it says something else.
 
-Five steps, each on what the one before has proved: the data block is whole, and so are the files beside the page that
-hold the records of a large study; each record is the one that its receipt names; the estimates follow from the records;
+Six steps, each on what the one before has proved: the data block is whole, and so are the files beside the page that
+hold the records of a large study; each record is the one that its receipt names; the blocks are those that the study and
+its stopping rule call for, none left out or added, in the order of their coins; the estimates follow from the records;
 the verdicts follow from the estimates and the cards; the page is, byte for byte, what its data give. Nothing of the
 page is run, and nothing is fetched.
 
@@ -22,11 +23,14 @@ from pydantic import BaseModel
 from specprefill_repro.errors import Exit, ReproError
 from specprefill_repro.estimates.build import estimate_study
 from specprefill_repro.estimates.pairing import Twins
+from specprefill_repro.estimates.stopping import blocks_to_run, look
 from specprefill_repro.files import content_id, read_limited
+from specprefill_repro.gate.schema import GateResult
 from specprefill_repro.report.build import render_report
 from specprefill_repro.report.data import ReportData, read_embedded
 from specprefill_repro.report.tables import read_tables
 from specprefill_repro.report.version import other_version
+from specprefill_repro.study.plan import Cell, block_trials, plan_cells
 from specprefill_repro.study.schema import Study
 from specprefill_repro.trials.schema import BlockReceipt, Evidence
 from specprefill_repro.trials.table import RECORD, Trials
@@ -77,6 +81,7 @@ def verify_page(path: Path) -> Verified:
     _check_records(trials, receipts)
     other = other_version(data.facts)
     try:
+        _check_blocks(data, trials, receipts)
         divergences = _check_estimates(data, trials, receipts)
         _check_verdicts(data)
     except ReproError as error:
@@ -141,6 +146,34 @@ def _check_records(trials: Trials, receipts: Sequence[BlockReceipt]) -> None:
             raise _differs(f"record {number + 1}", f"the record of {own} in its own block's receipt", "another place")
     if named:
         raise _differs(next(iter(named.values())), "a record", "none")
+
+
+def _check_blocks(data: ReportData, trials: Trials, receipts: Sequence[BlockReceipt]) -> None:
+    """No block was left out or added: each cell has those that the study plans and its own looks asked for."""
+    by_cell: dict[str, list[BlockReceipt]] = {}
+    for receipt in sorted(receipts, key=lambda receipt: receipt.block):
+        by_cell.setdefault(receipt.cell, []).append(receipt)
+    columns = (trials.table[name].to_pylist() for name in ("cell", "block", "position", "treated"))
+    arms = {(cell, block, position): treated for cell, block, position, treated in zip(*columns, strict=True)}
+    for cell in plan_cells(data.study):
+        own, gate = by_cell.pop(cell.id, []), data.gates.get(cell.pair)
+
+        def stops(
+            blocks: int, cell: Cell = cell, own: list[BlockReceipt] = own, gate: GateResult | None = gate
+        ) -> bool:
+            seen = [record for record in trials.of_cell(cell.id) if record.block < blocks]
+            return gate is None or look(cell, seen, own[:blocks], gate).stop
+
+        wanted, told = range(blocks_to_run(cell, stops)), [receipt.block for receipt in own]
+        if told != [*wanted]:
+            raise _differs(f"the blocks of {cell.id}", ", ".join(map(str, wanted)), ", ".join(map(str, told)) or "none")
+        for block in wanted:
+            for trial in block_trials(data.study.seed, cell, block):
+                if arms.get((cell.id, block, trial.position), trial.treated) != trial.treated:
+                    place = f"trial {trial.position + 1} of block {block} of {cell.id}"
+                    raise _differs(place, "the arm that the study's coin gives it", "the other one")
+    for name in by_cell:
+        raise _differs(f"the blocks of {name}", "none: the study has no such cell", "a block")
 
 
 def _check_estimates(data: ReportData, trials: Trials, receipts: Sequence[BlockReceipt]) -> int:

@@ -18,15 +18,19 @@ from typing import Any
 import pytest
 
 from specprefill_repro import verify
-from specprefill_repro.calibration.chain import render_page
+from specprefill_repro.calibration.chain import render_page, run_chain, usual_study
 from specprefill_repro.calibration.results import run_case
-from specprefill_repro.calibration.worlds import TRUE_WORLDS
+from specprefill_repro.calibration.worlds import TREATED, TRUE_WORLDS, controls
 from specprefill_repro.errors import Exit, ReproError
+from specprefill_repro.estimates.build import estimate_study
 from specprefill_repro.files import canonical_json, content_id
-from specprefill_repro.report.data import ReportData
+from specprefill_repro.report.build import render_report
+from specprefill_repro.report.data import ReportData, read_embedded
 from specprefill_repro.report.version import report_code
-from specprefill_repro.trials.schema import TrialRecord
+from specprefill_repro.trials.schema import BlockReceipt, TrialRecord
 from specprefill_repro.trials.table import Trials, parquet, read_table, trial_table
+from specprefill_repro.verdicts.build import build_verdicts
+from specprefill_repro.verdicts.matching import facts_of
 from specprefill_repro.verify import verify_page
 
 BLOCK = re.compile(r'(<script type="application/json" id="records">)(.*?)(</script>)', re.DOTALL)
@@ -146,6 +150,58 @@ def test_a_changed_verdict_is_named_by_its_claim(page: Path, tmp_path: Path) -> 
 
 def test_a_record_that_is_left_out_is_missed(page: Path, tmp_path: Path) -> None:
     assert "trial 1 of block 0" in refused(tmp_path / "page.html", changed(page, lambda data: data["records"].pop(0)))
+
+
+def redrawn(page: Path, keep: Callable[[BlockReceipt], bool]) -> str:
+    """A page that follows in everything from its records, of a study of which only some blocks are told."""
+    data = read_embedded(page.read_text())
+    kl = {p.dense_record: p.kl_nats for cell in data.estimates.cells for p in cell.pairs}
+    receipts = tuple(receipt for receipt in data.receipts if keep(receipt))
+    named = {identity for receipt in receipts for identity in receipt.records}
+    records = tuple(record for record in data.records if content_id(record) in named)
+    trials = Trials.of_records(records)
+    estimates = estimate_study(data.study, trials.of_cell, receipts, data.gates, lambda twins: kl[twins.dense_record])
+    claims = [verdict.claim for verdict in data.verdicts.verdicts]
+    verdicts = build_verdicts(data.study, estimates, claims, facts_of(estimates, data.models))
+    told = {"records": records, "receipts": receipts, "estimates": estimates, "verdicts": verdicts}
+    return render_report(data.model_copy(update=told))
+
+
+@pytest.mark.parametrize(
+    ("keep", "told"),
+    [
+        (lambda receipt: (receipt.cell, receipt.block) != (TREATED, 1), "0, 2"),
+        (lambda receipt: (receipt.cell, receipt.block) != (TREATED, 2), "0, 1"),
+        (lambda receipt: receipt.cell != TREATED, "none"),
+    ],
+)
+def test_a_page_that_leaves_out_whole_blocks_is_refused_though_all_else_follows(
+    page: Path, tmp_path: Path, keep: Callable[[BlockReceipt], bool], told: str
+) -> None:
+    what = refused(tmp_path / "page.html", redrawn(page, keep))
+    assert f"the blocks of {TREATED}, it should be 0, 1, 2, and is {told}" in what
+
+
+def test_a_cell_that_ran_on_until_the_result_was_welcome_is_refused(tmp_path: Path) -> None:
+    """Its looks said that the first three blocks were enough."""
+    case = TRUE_WORLDS[0]
+    project, _ = run_chain(tmp_path, usual_study(blocks=4), case.world, [*controls(), case.claim])
+    page = render_page(project)
+    assert verify_page(page).records == 96
+    one = read_embedded(page.read_text())
+    wider = tuple(each.model_copy(update={"blocks": 3, "most_blocks": 4}) for each in one.study.comparisons)
+    (tmp_path / "other.html").write_text(
+        render_report(one.model_copy(update={"study": one.study.model_copy(update={"comparisons": wider})}))
+    )
+    what = refused(tmp_path / "other.html", redrawn(tmp_path / "other.html", lambda receipt: True))
+    assert "it should be 0, 1, 2, and is 0, 1, 2, 3" in what
+
+
+def test_a_block_whose_arms_ran_in_another_order_than_its_coin_says_is_refused(page: Path, tmp_path: Path) -> None:
+    text = page.read_text()
+    data = read_embedded(text)
+    other_seed = data.model_copy(update={"study": data.study.model_copy(update={"seed": 4})})
+    assert "the arm that the study's coin gives it" in refused(tmp_path / "page.html", render_report(other_seed))
 
 
 def test_a_hash_in_a_receipt_is_caught(page: Path, tmp_path: Path) -> None:
