@@ -1,8 +1,8 @@
 """Recompute a page from the records that it carries, and name the first place where it says something else.
 
 Six steps, each on what the one before has proved: the data block is whole, and so are the files beside the page that
-hold the records of a large study; each record is the one that its receipt names; the blocks are those that the study and
-its stopping rule call for, none left out or added, in the order of their coins; the estimates follow from the records;
+hold the records of a large study; each record is the one that its receipt names; the blocks are those that the study
+and its stopping rule call for, none left out or added, in the order of their coins; the estimates follow from the records;
 the verdicts follow from the estimates and the cards; the page is, byte for byte, what its data give. Nothing of the
 page is run, and nothing is fetched.
 
