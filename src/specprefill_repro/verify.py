@@ -2,9 +2,9 @@
 
 Six steps, each on what the one before has proved: the data block is whole, and so are the files beside the page that
 hold the records of a large study; each record is the one that its receipt names; the blocks are those that the study
-and its stopping rule call for, none left out or added, in the order of their coins; the estimates follow from the records;
-the verdicts follow from the estimates and the cards; the page is, byte for byte, what its data give. Nothing of the
-page is run, and nothing is fetched.
+and its stopping rule call for, none left out or added, in the order of their coins; the estimates follow from the
+records; the verdicts follow from the estimates and the cards; the page is, byte for byte, what its data give. Nothing
+of the page is run, and nothing is fetched.
 
 What cannot be recomputed: the KL divergences, since the log-probabilities of a whole vocabulary are too large for a
 page. Each is read from the estimates and belongs to two records whose hashes are checked.
