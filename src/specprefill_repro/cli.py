@@ -9,6 +9,8 @@ import typer
 
 from specprefill_repro.errors import Exit, ReproError
 
+INTERRUPTED = 130
+
 app = typer.Typer(
     help="Does SpecPrefill shorten time to first token here, by how much, at what price, and if not, why not?",
     no_args_is_help=True,
@@ -364,9 +366,11 @@ def main() -> None:
             report_error(error)
         typer.echo(f"error: {error}", err=True)
         raise SystemExit(int(error.exit_code)) from None
-    except KeyboardInterrupt:
-        typer.echo("Stopped. Finished blocks are kept; the same command goes on from there.", err=True)
-        raise SystemExit(130) from None
+    except SystemExit as ended:
+        # What typer makes of Ctrl-C.
+        if ended.code == INTERRUPTED:
+            typer.echo("Stopped. Finished blocks are kept; the same command goes on from there.", err=True)
+        raise
     except Exception as error:
         unexpected = unexpected_error(error)
         if in_stage:

@@ -283,10 +283,13 @@ def _follow(process: "subprocess.Popen[bytes]", pipe: Path, work: _Work, console
     """Show events as they come, until Snakemake has ended; wakes for events alone, so that it disturbs no trial."""
     failures: list[ReproError] = []
     descriptor = os.open(pipe, os.O_RDWR)
+    # Its own: an interrupted run closes the other before Snakemake has ended, and its number is another file's then.
+    own = os.dup(descriptor)
 
     def tell_end() -> None:
         process.wait()
-        os.write(descriptor, b'{"end": true}\n')
+        with os.fdopen(own, "wb", buffering=0) as end:
+            end.write(b'{"end": true}\n')
 
     threading.Thread(target=tell_end, daemon=True).start()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[left]}"))

@@ -4,6 +4,8 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from pydantic import BaseModel
+
 from specprefill_repro.bundles.archive import read_archive, write_archive
 from specprefill_repro.bundles.contents import (
     BESIDE_THE_PAGE,
@@ -28,7 +30,7 @@ from specprefill_repro.trials.table import parse_table
 
 NEEDED = (PAGE, SUMMARY, SUMS, METADATA, "trials.parquet", "blocks.parquet", "estimates.json", "verdicts.json")
 MAY_BE = frozenset({*NEEDED, *BESIDE_THE_PAGE, "claims.json", "models.json", "gates.json", "study.yaml"})
-ROWS = {"trials.parquet": TrialRecord, "blocks.parquet": BlockReceipt}
+ROWS: dict[str, type[BaseModel]] = {"trials.parquet": TrialRecord, "blocks.parquet": BlockReceipt}
 LOCKS = ("envs/", ".lock")
 ARCHIVE = "bundle.zip"
 
