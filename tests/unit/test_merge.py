@@ -95,7 +95,10 @@ def on(
         cell.model_copy(update={"speedup": speedup, "interval95": interval, "degrees": 5})
         for cell in report.estimates.cells
     )
-    conditions = tuple(ConditionMatch(condition=name, claimed="a", here="b", matches=False) for name in differs)
+    conditions = tuple(
+        ConditionMatch(condition=name.rstrip("?"), claimed="a", here="b", matches=None if name.endswith("?") else False)
+        for name in differs
+    )
     verdicts = tuple(
         verdict.model_copy(
             update={"measured": speedup, "interval95": interval, "conditions": conditions, "word": word or verdict.word}
@@ -140,6 +143,9 @@ def test_two_reports_of_one_kind_of_machine_count_as_one(report: ReportData) -> 
         (Word.NOT_RUN, (), False),
         (Word.NOT_COMPARABLE, ("hardware", "memory"), True),
         (Word.NOT_COMPARABLE, ("hardware", "target"), False),
+        # Not stated: a verdict needs the draft, and not the engine's version.
+        (Word.NOT_COMPARABLE, ("hardware", "engine version?"), True),
+        (Word.NOT_COMPARABLE, ("hardware", "draft?"), False),
         (Word.NOT_COMPARABLE, (), False),
         (Word.SLOWER, (), True),
     ],

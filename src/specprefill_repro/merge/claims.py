@@ -11,6 +11,7 @@ from specprefill_repro.estimates.schema import CellEstimate
 from specprefill_repro.files import content_id
 from specprefill_repro.merge.random_effects import Effects, random_effects
 from specprefill_repro.report.data import ReportData
+from specprefill_repro.verdicts.matching import is_full_match
 from specprefill_repro.verdicts.schema import Claim, Rule, Verdict, Word
 
 SPEED_RULES = (Rule.AT_LEAST, Rule.EQUAL, Rule.PREDICTED, Rule.SLOWER, Rule.TIED, Rule.SHOWN)
@@ -97,7 +98,8 @@ def _why_not(verdict: Verdict, cell: CellEstimate | None) -> str | None:
     if verdict.word in (Word.INVALID, Word.NOT_RUN):
         return verdict.word.value
     if verdict.word is Word.NOT_COMPARABLE:
-        differ = {row.condition for row in verdict.conditions if row.matches is not True}
+        # As for a verdict: what a source leaves open counts only where a figure can't be repeated without it.
+        differ = {row.condition for row in verdict.conditions if not is_full_match([row])}
         if not verdict.conditions or differ - OF_THE_MACHINE:
             return f"differs in {', '.join(sorted(differ - OF_THE_MACHINE)) or 'more than the machine'}"
     if cell is None or cell.interval95 is None or _effect(cell)[1] <= 0:
