@@ -238,3 +238,20 @@ def test_a_weak_baseline_predicts_nothing() -> None:
             assert (one.predicted_speedup, one.bound_speedup, one.break_even_tokens) == (None, None, None)
     assert cell(found, "padded-512-random-keep0.2").predicted_speedup is not None  # it needs no draft
     assert all(one.prediction_problem is None for one in estimates().cells)
+
+
+@pytest.mark.parametrize("treated", [True, False])
+def test_a_trial_that_was_asked_for_something_else_than_its_cell_does_not_count(treated: bool) -> None:
+    """Whole and consistent in itself, such as one at another keep rate, and yet no trial of this cell."""
+    name = "padded-1024-speculative-keep0.2"
+    made = synthetic_study_records(STUDY, 1)
+    asked = next(r.requested for r in made.records if r.cell == "padded-1024-speculative-keep0.3" and r.treated)
+    records = [
+        record.model_copy(update={"requested": asked})
+        if (record.cell, record.block, record.treated) == (name, 0, treated)
+        else record
+        for record in made.records
+    ]
+    found = cell(build_estimates(STUDY, records, made.receipts, made.gates, made.log_probabilities), name)
+    assert len(found.pairs) == 4
+    assert all("was asked for another arm than its cell" in problem for problem in found.problems)

@@ -91,6 +91,11 @@ def sort_trials(cell: Cell, index: Index, receipts: Sequence[BlockReceipt], gate
             dense_record, treated_record = (hashes[1], hashes[0]) if swap else (hashes[0], hashes[1])
             found = [f"trial {record.position + 1}: {text}" for record in pair for text in evidence_problems(record)]
             found += pair_problems(dense, treated)
+            found += [
+                f"trial {record.position + 1} was asked for another arm than its cell's"
+                for record in pair
+                if record.requested != (cell.treated if record.treated else cell.baseline)
+            ]
             found += [text for record in (dense, treated) for text in _unchecked_weights(record, gate)]
             if found:
                 problems.append(f"{label}, prompt {dense.prompt.id}: {'; '.join(found)}")
