@@ -14,7 +14,9 @@ from specprefill_repro.report import numbers
 from specprefill_repro.report.build import render_report
 from specprefill_repro.report.data import ReportData, read_embedded
 from specprefill_repro.report.engines import EngineSection, Equivalence, Ran, engine_section
+from specprefill_repro.report.rows import COLUMNS, dense_over_time
 from specprefill_repro.study.engines import EngineSettings, OmlxEngine, VllmMlxEngine
+from specprefill_repro.study.plan import ArmKind
 from specprefill_repro.study.schema import Comparison, NeedleKind, Prompts, Treatment
 from specprefill_repro.trials.table import Trials
 from synthetic_records import Fault, World
@@ -211,3 +213,21 @@ def test_the_demo_study_of_engines_is_valid_and_has_the_paper_s_implementation(r
             assert (Path(real_project.root) / "envs" / f"{settings.environment}.lock").is_file()
     # Enough prompts for the comparison of answers to say something.
     assert all(2 * cell.blocks >= 4 for cell in cells if cell.length == 640)
+
+
+def test_drift_is_drawn_engine_by_engine_since_their_clocks_are_not_the_same() -> None:
+    """A server's seconds hold its round trip; beside ours they would look like a machine that jumps."""
+    data = side_by_side(VLLM)
+    records = [
+        record.model_copy(update={"seconds": 10 * record.seconds}) if record.cell.endswith("-on-paper") else record
+        for record in data.records
+    ]
+    plain = next(place for place, record in enumerate(records) if not record.treated)
+    asked = records[plain].requested.model_copy(update={"kind": ArmKind.PLAIN})
+    records[plain] = records[plain].model_copy(update={"requested": asked, "seconds": 1e4})
+    points = dense_over_time(data, Trials.of_records(records).frame(COLUMNS))
+    assert {series for _, _, series in points} == {
+        f"padded{engine}, 1,024 tokens" for engine in ("", " paper", " newest")
+    }
+    assert len(points) == sum(not record.treated for record in records) - 1
+    assert all(0.8 < off < 1.25 for _, off, _ in points)

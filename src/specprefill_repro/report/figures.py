@@ -11,7 +11,7 @@ from specprefill_repro.report import charts, numbers
 from specprefill_repro.report.answer import Role, role
 from specprefill_repro.report.charts import Bar, Point
 from specprefill_repro.report.data import ReportData
-from specprefill_repro.report.groups import cell_label, groups, outermost, spread
+from specprefill_repro.report.groups import cell_label, engine_name, groups, outermost, spread
 from specprefill_repro.report.rows import chart_label, dense_over_time, place_label
 from specprefill_repro.study.schema import Treatment
 from specprefill_repro.trials.schema import PHASES
@@ -377,7 +377,7 @@ def drift_figures(data: ReportData, trials: pd.DataFrame) -> list[Figure]:
         )
     rows = tuple(
         (
-            f"{drift.pair}, {numbers.count(drift.length)} tokens",
+            f"{' '.join([drift.pair, *engine_name(drift)])}, {numbers.count(drift.length)} tokens",
             numbers.count(drift.trials),
             f"{100 * drift.change:+.1f} %",
             f"{100 * drift.interval95.low:+.1f} to {100 * drift.interval95.high:+.1f} %",
@@ -389,8 +389,8 @@ def drift_figures(data: ReportData, trials: pd.DataFrame) -> list[Figure]:
         Figure(
             "Dense prefill over time",
             charts.drift(points[::step]),
-            "Each mark is one dense trial: its seconds, divided by the median of all dense trials of the same target "
-            "and prompt length. Doubling takes the same distance everywhere on the axis. A cloud that climbs means "
+            "Each mark is one dense trial: its seconds, divided by the median of all dense trials of the same pair, "
+            "engine and length. Doubling takes the same distance everywhere on the axis. A cloud that climbs means "
             "that the machine became slower; the A B B A order cancels a steady climb." + not_all,
             ("pair and length", "trials", "change over the study", "95 % interval", "drift found"),
             rows,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from specprefill_repro.estimates.schema import CellEstimate, Interval
+from specprefill_repro.estimates.schema import CellEstimate, Drift, Interval
 from specprefill_repro.report import numbers
 from specprefill_repro.report.data import ReportData
 from specprefill_repro.study.engines import IN_PROCESS
@@ -82,9 +82,9 @@ def cell_label(cell: CellEstimate) -> str:
     return Group((cell,)).label
 
 
-def engine_name(cell: CellEstimate) -> list[str]:
+def engine_name(measured: CellEstimate | Drift) -> list[str]:
     """None for this package's own engine."""
-    return [] if cell.engine == IN_PROCESS else [cell.engine]
+    return [] if measured.engine == IN_PROCESS else [measured.engine]
 
 
 def _control(cell: CellEstimate) -> list[str]:

@@ -15,7 +15,7 @@ from specprefill_repro.report import numbers
 from specprefill_repro.report.answer import Role, role
 from specprefill_repro.report.data import ReportData
 from specprefill_repro.report.groups import CONTROLS, Group, engine_name, groups, outermost, spread
-from specprefill_repro.study.plan import plan_cells
+from specprefill_repro.study.plan import ArmKind, plan_cells
 from specprefill_repro.study.schema import Treatment
 from specprefill_repro.trials.busy import LOAD_PER_CORE, OTHER_CPU_PERCENT
 from specprefill_repro.trials.schema import BlockReceipt, TrialRecord
@@ -152,6 +152,7 @@ EVIDENCE = (
 COLUMNS = (
     "cell",
     "treated",
+    "requested.kind",
     "outcome",
     "target",
     "prompt.tokens",
@@ -455,11 +456,11 @@ def _tokens(value: int | None) -> str:
 def dense_over_time(data: ReportData, trials: pd.DataFrame) -> list[tuple[float, float, str]]:
     """(minutes since the first trial, seconds / median of its like, series) of every dense trial.
 
-    Like trials have the same pair and the same prompt length.
+    Like trials have the same pair, engine and prompt length. Those of plain mlx_lm, which reads all too, are left out.
     """
     if not len(trials):
         return []
-    pair_of = {cell.cell: cell.pair for cell in data.estimates.cells}
+    pair_of = {cell.cell: " ".join([cell.pair, *engine_name(cell)]) for cell in data.estimates.cells}
     started = pd.to_datetime(trials["started_at"], format="ISO8601", utc=True)
     drawn = pd.DataFrame(
         {
@@ -468,7 +469,9 @@ def dense_over_time(data: ReportData, trials: pd.DataFrame) -> list[tuple[float,
             "tokens": trials["prompt.tokens"],
             "seconds": trials["seconds"],
         }
-    )[trials["outcome"] == "dense"].sort_values("minutes", kind="stable")
+    )[(trials["requested.kind"] == ArmKind.DENSE) & (trials["outcome"] == "dense")].sort_values(
+        "minutes", kind="stable"
+    )
     points: list[tuple[float, float, str]] = []
     for (pair, tokens), like in drawn.groupby(["pair", "tokens"], sort=False):
         deviations = like["seconds"] / like["seconds"].median()
