@@ -5,7 +5,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from specprefill_repro.errors import ReproError
@@ -13,7 +12,7 @@ from specprefill_repro.files import read_limited, write_json, write_text
 from specprefill_repro.merge.claims import MergedClaim, Source, merge_claims
 from specprefill_repro.project import Project
 from specprefill_repro.report import charts, numbers
-from specprefill_repro.report.build import visible
+from specprefill_repro.report.build import template_environment
 from specprefill_repro.report.data import read_embedded
 from specprefill_repro.report.rows import SYMBOLS
 from specprefill_repro.verify import MAX_PAGE_BYTES
@@ -82,15 +81,7 @@ def plain(merged: MergedClaim) -> dict[str, Any]:
 
 def render_merged(sources: list[Source], merged: list[MergedClaim]) -> str:
     """The page; the same bytes for the same reports."""
-    loader = ChoiceLoader([PackageLoader("specprefill_repro.merge"), PackageLoader("specprefill_repro.report")])
-    environment = Environment(
-        loader=loader,
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=visible,
-    )
+    environment = template_environment("specprefill_repro.merge")
     environment.globals.update(n=numbers, exp=math.exp, sqrt=math.sqrt)
     return environment.get_template("merged.html").render(
         sources=sources,

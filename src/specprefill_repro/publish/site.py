@@ -12,7 +12,6 @@ import json
 import re
 from dataclasses import dataclass
 
-from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from pydantic import Field, ValidationError
 
@@ -21,7 +20,7 @@ from specprefill_repro.bundles.contents import BESIDE_THE_PAGE, PAGE, Files, ide
 from specprefill_repro.bundles.schema import Summary
 from specprefill_repro.errors import Exit, ReproError
 from specprefill_repro.files import canonical_json
-from specprefill_repro.report.build import visible
+from specprefill_repro.report.build import template_environment
 from specprefill_repro.report.rows import SYMBOLS
 from specprefill_repro.schema import Frozen
 from specprefill_repro.verdicts.schema import Word
@@ -109,20 +108,13 @@ def check_complete(site: Site, place: str) -> None:
 
 def render_index(listing: Listing) -> bytes:
     """The page that lists the reports; the same bytes for the same list."""
-    loader = ChoiceLoader([PackageLoader("specprefill_repro.publish"), PackageLoader("specprefill_repro.report")])
-    environment = Environment(
-        loader=loader,
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=visible,
-    )
     symbols = {word.value: (word.value, *SYMBOLS[word]) for word in Word}
     # Any "<" of the list would otherwise be able to end the script block.
     block = canonical_json(json.loads(listing.model_dump_json())).decode().replace("<", "\\u003c")
-    page = environment.get_template("index.html").render(
-        reports=listing.reports, symbols=symbols, block=Markup(block), kilobytes=_kilobytes
+    page = (
+        template_environment("specprefill_repro.publish")
+        .get_template("index.html")
+        .render(reports=listing.reports, symbols=symbols, block=Markup(block), kilobytes=_kilobytes)
     )
     return page.encode()
 

@@ -9,16 +9,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from specprefill_repro.estimates.schema import CellEstimate
-from specprefill_repro.estimates.statistics import MIN_PAIRS
+from specprefill_repro.estimates.statistics import MIN_PAIRS, TIE_MARGIN
 from specprefill_repro.report import numbers
 from specprefill_repro.report.data import ReportData
 from specprefill_repro.study.schema import Treatment
+from specprefill_repro.verdicts.matching import USUAL_KEEP
 from specprefill_repro.verdicts.rules import MET, UNDECIDED
 from specprefill_repro.verdicts.schema import Rule, Verdict, Word
 
-TIE_MARGIN = 0.03
-"""The least difference that counts as one, as a share; a noisier machine widens it to its own noise."""
-USUAL_KEEP = 0.2
 WIDEST_TIE = 0.1
 """On a machine whose own noise is larger than this, "no difference" would hide one: it is then not settled."""
 

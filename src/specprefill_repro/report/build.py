@@ -4,7 +4,7 @@ import re
 import unicodedata
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from specprefill_repro.estimates.decoding import ENOUGH_TOKENS
@@ -29,18 +29,23 @@ def render_report(data: ReportData, trials: Trials | None = None) -> str:
         trials: all trials of the study; by default those that `data` holds.
     """
     trials = Trials.of_records(data.records) if trials is None else trials
-    environment = Environment(
-        loader=PackageLoader("specprefill_repro.report"),
+    templates = template_environment()
+    templates.globals.update(n=numbers, rows=rows, Word=Word)
+    text = templates.get_template("page.html").render(_context(data, trials))
+    # Indentation of the templates is a tenth of the page.
+    return re.sub(r"\n\s+", "\n", text)
+
+
+def template_environment(*packages: str) -> Environment:
+    """Templates of these packages and of the report; they escape what they are given, and refuse what is missing."""
+    return Environment(
+        loader=ChoiceLoader([PackageLoader(package) for package in (*packages, "specprefill_repro.report")]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         finalize=visible,
     )
-    environment.globals.update(n=numbers, rows=rows, Word=Word)
-    text = environment.get_template("page.html").render(_context(data, trials))
-    # Indentation of the templates is a tenth of the page.
-    return re.sub(r"\n\s+", "\n", text)
 
 
 def visible(value: Any) -> Any:

@@ -274,7 +274,7 @@ def quality_figures(data: ReportData) -> list[Figure]:
                 tuple(
                     (
                         group.label,
-                        spread(_two_digits, [cell.median_kl_nats for cell in group.cells]),
+                        spread(numbers.two_digits, [cell.median_kl_nats for cell in group.cells]),
                         spread(numbers.percent, [cell.first_token_agreement for cell in group.cells]),
                     )
                     for group in listed
@@ -282,10 +282,6 @@ def quality_figures(data: ReportData) -> list[Figure]:
             )
         )
     return figures
-
-
-def _two_digits(value: float | None) -> str:
-    return numbers.significant(value, 2)
 
 
 def _price_length(cells: Sequence[CellEstimate], pair: str) -> int:

@@ -18,6 +18,11 @@ def significant(value: float | None, digits: int = 3) -> str:
     return f"{round(value, decimals):,.{max(decimals, 0)}f}"
 
 
+def two_digits(value: float | None) -> str:
+    """As `significant`, of what is known no better."""
+    return significant(value, 2)
+
+
 def seconds(value: float | None) -> str:
     return NONE if value is None else f"{significant(value)}{SPACE}s"
 

@@ -124,17 +124,13 @@ def _word_row(group: Group) -> tuple[str, ...]:
         group.label,
         spread(numbers.percent, [cell.first_token_agreement for cell in cells]),
         numbers.share_bounds(outermost([quality.agreement_interval95 for quality in found])),
-        spread(_two_digits, [cell.median_kl_nats for cell in cells]),
+        spread(numbers.two_digits, [cell.median_kl_nats for cell in cells]),
         _amounts(outermost([quality.kl_interval95 for quality in found])),
         spread(numbers.significant, [quality.dense_perplexity for quality in found]),
         spread(numbers.significant, [quality.treated_perplexity for quality in found]),
         spread(numbers.ratio, [quality.perplexity_ratio for quality in found]),
         numbers.bounds(outermost([quality.perplexity_interval95 for quality in found])),
     )
-
-
-def _two_digits(value: float | None) -> str:
-    return numbers.significant(value, 2)
 
 
 def _points(interval: Interval | None) -> str:

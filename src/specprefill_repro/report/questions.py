@@ -14,6 +14,7 @@ from specprefill_repro.estimates.schema import CellEstimate
 from specprefill_repro.report import numbers
 from specprefill_repro.report.answer import Outcome, outcome
 from specprefill_repro.report.data import ReportData
+from specprefill_repro.report.engines import kind_of
 from specprefill_repro.report.groups import cell_label
 from specprefill_repro.study.engines import IN_PROCESS, MlxLmEngine
 from specprefill_repro.study.presets import PRESETS
@@ -210,7 +211,7 @@ def _only_difference(data: ReportData, one: CellEstimate, other: CellEstimate) -
             "keep rate": (one.nominal_keep, other.nominal_keep),
             "prompt length": (one.length, other.length),
             "selection rule": (one.rule, other.rule),
-            "engine": (_kind(data, one.engine), _kind(data, other.engine)),
+            "engine": (kind_of(data, one.engine), kind_of(data, other.engine)),
             "threshold": (_threshold(data, one.engine), _threshold(data, other.engine)),
         }.items()
         if values[0] != values[1]
@@ -219,11 +220,6 @@ def _only_difference(data: ReportData, one: CellEstimate, other: CellEstimate) -
         # A server has a threshold and a rule of its own; this package's engine has no threshold.
         return "engine"
     return differ[0] if len(differ) == 1 and differ[0] != "target" else None
-
-
-def _kind(data: ReportData, engine: str) -> str:
-    settings = data.study.engines.get(engine)
-    return settings.kind if settings else IN_PROCESS
 
 
 def _threshold(data: ReportData, engine: str) -> int | None:

@@ -46,7 +46,6 @@ def judge_speed(
     ratio: float | None,
     tolerance: float,
     margin: float,
-    invalid: str | None = None,
 ) -> Judged:
     """The verdict on a claim about speed.
 
@@ -54,15 +53,12 @@ def judge_speed(
         interval95, interval90: of the speed-up; None below two pairs.
         ratio: R0; None for the rules SLOWER and TIED.
         margin: delta, as a share.
-        invalid: the gate, evidence or control that failed.
 
     Raises:
         ValueError: the rule is not about speed, or it needs a ratio and there is none.
     """
     if rule not in SPEED_RULES or (ratio is None) == (rule not in (Rule.SLOWER, Rule.TIED)):
         raise ValueError(f"the rule {rule} can't be applied to a speed-up with the ratio {ratio}")
-    if invalid is not None:
-        return Judged(Word.INVALID, f"No verdict: {invalid}.")
     if interval95 is None or interval90 is None or pairs < MIN_PAIRS:
         return Judged(Word.INCONCLUSIVE, f"{pairs} of at least {MIN_PAIRS} pairs of trials count.")
     if rule is Rule.SLOWER:
