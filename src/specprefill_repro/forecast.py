@@ -1,8 +1,11 @@
 """What a study will take, and whether SpecPrefill can help at all here: before anything long is run."""
 
 import importlib.metadata
+import math
+import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from statistics import median
 
 from rich.console import Console
 from rich.table import Table
@@ -11,9 +14,11 @@ from specprefill_repro.engines.interface import engine_of
 from specprefill_repro.estimates import cost_model
 from specprefill_repro.estimates.cost_model import ModelCost, model_cost
 from specprefill_repro.estimates.prediction import DenseTimes
+from specprefill_repro.estimates.schema import CellEstimate
 from specprefill_repro.estimates.stopping import too_few_blocks
 from specprefill_repro.files import read_model
 from specprefill_repro.fitting import ArmMemory, Needs, Room, arm_memory, is_here, needs, room_here
+from specprefill_repro.measured_times import Scatter, measured_times
 from specprefill_repro.models.load import load_definition
 from specprefill_repro.models.schema import HubSource, Manifest
 from specprefill_repro.project import Project
@@ -24,7 +29,7 @@ from specprefill_repro.study.plan import ArmKind, Cell, plan_cells
 from specprefill_repro.study.scale import SUFFIX, TINY
 from specprefill_repro.study.schema import Study, Treatment
 from specprefill_repro.trials.machine import machine_facts
-from specprefill_repro.trials.probes import LENGTHS, Probe, probe_model
+from specprefill_repro.trials.probes import LENGTHS, Probe, Probes, probe_model
 from specprefill_repro.verdicts.claims import load_claims, study_claims
 from specprefill_repro.verdicts.foreseen import Foreseen, foresee
 from specprefill_repro.verdicts.matching import EngineFacts, Facts, ModelFacts
@@ -41,11 +46,16 @@ class CellForecast:
     """Of one trial; None without probes, and where nothing is published either."""
     treated_seconds: float | None
     speedup: float | None
-    """From probes alone; a published one is what the study is to test."""
+    """From times of this machine alone; a published one is what the study is to test."""
     bound: float | None
+    """From the same times; the highest that their scatter allows."""
     break_even: int | None
     published: tuple[PublishedTime, ...] = ()
-    """What the seconds rest on where they are not from probes of this machine."""
+    """What the seconds rest on where they are not times of this machine."""
+    range: tuple[float, float] | None = None
+    """Of the predicted speed-up: what the scatter of those times allows."""
+    measured: CellEstimate | None = None
+    """What the study itself has found here, where that is fresh."""
 
 
 @dataclass(frozen=True)
@@ -66,12 +76,16 @@ class Forecast:
     """Models that are not on this machine."""
     foreseen: tuple[Foreseen, ...]
     """What will become of each claim of the study."""
+    timed_by_study: tuple[str, ...] = ()
+    """Models whose dense times are the study's own, and not of probes."""
+    busy: Mapping[str, float] = field(default_factory=dict)
+    """Models that were probed while other processes took much of the machine -> the highest load average then."""
 
     @property
     def best(self) -> CellForecast | None:
-        """The natural cell with the largest predicted gain."""
+        """The cell with the largest predicted gain; one that is clear in spite of the times' scatter before others."""
         cells = [c for c in self.cells if c.cell.treatment is Treatment.SPECULATIVE and c.speedup is not None]
-        return max(cells, key=lambda c: c.speedup or 0.0, default=None)
+        return max(cells, key=lambda c: (_range(c)[0] > 1, c.speedup or 0.0), default=None)
 
 
 def forecast(project: Project, study: Study, tell: Callable[[str], None]) -> Forecast:
@@ -86,11 +100,20 @@ def forecast(project: Project, study: Study, tell: Callable[[str], None]) -> For
     names = sorted({name for pair in study.pairs.values() for name in (pair.target, pair.draft)})
     manifests = {name: manifest for name in models_of(project, study) if (manifest := _manifest(project, name))}
     missing = tuple(name for name in names if name not in manifests)
-    probes = {n: probe_model(project, study, manifests[n], engine, tell) for n in names if n in manifests}
-    costs = {name: _cost(found) for name, found in probes.items()}
+    measured = measured_times(project, study)
+    by_study = {name: times for name, times in measured.dense.items() if name in manifests} if measured else {}
+    probes = {
+        name: probe_model(project, study, manifests[name], engine, tell)
+        for name in names
+        if name in manifests and name not in by_study
+    }
+    costs = {name: _cost(_scatter(found)) for name, found in probes.items()}
+    costs |= {name: _cost(times) for name, times in by_study.items()}
+    seen = measured.cells if measured else {}
     facts, claims = facts_here(project, study), load_claims(project)
-    forecasts = tuple(_cell(study, cell, costs, facts, claims.values()) for cell in cells)
-    overhead = max((probe.overhead_seconds for found in probes.values() for probe in found), default=0.0)
+    forecasts = tuple(_cell(study, cell, costs, facts, claims.values(), seen.get(cell.id)) for cell in cells)
+    overheads = [probe.overhead_seconds for found in probes.values() for probe in found.probes]
+    overhead = max([*overheads, measured.overhead_seconds if measured else 0.0])
     least, most = 4 * sum(cell.blocks for cell in cells), 4 * sum(cell.most_blocks for cell in cells)
     vocabulary = max((manifest.vocabulary for manifest in manifests.values()), default=150_000)
     return Forecast(
@@ -105,6 +128,8 @@ def forecast(project: Project, study: Study, tell: Callable[[str], None]) -> For
         memory={name: arm_memory(project, pair) for name, pair in study.pairs.items()},
         missing=missing,
         foreseen=tuple(foresee(study, study_claims(study, claims), facts)),
+        timed_by_study=tuple(sorted(by_study)),
+        busy={name: max(probe.load_1min for probe in found.probes) for name, found in probes.items() if found.busy},
     )
 
 
@@ -142,31 +167,71 @@ def _manifest(project: Project, model: str) -> Manifest | None:
     return read_model(project.model_manifest(model), Manifest) if is_here(project, model) else None
 
 
-def _cost(probes: tuple[Probe, ...]) -> ModelCost:
-    return model_cost({probe.tokens: DenseTimes(probe.seconds, probe.step_seconds) for probe in probes})
+@dataclass(frozen=True)
+class _Costs:
+    """Of one model: through the least, the usual and the longest times that were seen."""
+
+    least: ModelCost
+    usual: ModelCost
+    most: ModelCost
+
+
+def _scatter(found: Probes) -> dict[int, Scatter]:
+    lengths: dict[int, list[Probe]] = {}
+    for probe in found.probes:
+        lengths.setdefault(probe.tokens, []).append(probe)
+    return {
+        length: Scatter(
+            min(probe.seconds for probe in probes),
+            median(probe.seconds for probe in probes),
+            max(probe.seconds for probe in probes),
+            median(probe.step_seconds for probe in probes),
+        )
+        for length, probes in lengths.items()
+    }
+
+
+def _cost(times: Mapping[int, Scatter]) -> _Costs:
+    def through(seconds: Callable[[Scatter], float]) -> ModelCost:
+        return model_cost({tokens: DenseTimes(seconds(seen), seen.step) for tokens, seen in times.items()})
+
+    return _Costs(through(lambda seen: seen.least), through(lambda seen: seen.usual), through(lambda seen: seen.most))
 
 
 def _cell(
-    study: Study, cell: Cell, costs: Mapping[str, ModelCost], facts: Facts, claims: Iterable[Claim]
+    study: Study,
+    cell: Cell,
+    costs: Mapping[str, _Costs],
+    facts: Facts,
+    claims: Iterable[Claim],
+    measured: CellEstimate | None,
 ) -> CellForecast:
     pair = study.pairs[cell.pair]
     target, draft = costs.get(pair.target), costs.get(pair.draft)
     drafted = cell.treated.kind is ArmKind.SPECULATIVE
     if target is None or (draft is None and drafted):
         return _from_published(cell, facts, facts.models[pair.target], facts.models[pair.draft], claims)
-    dense = target.dense(cell.length)
+    dense = target.usual.dense(cell.length)
     if cell.treatment.reads_all:
-        return CellForecast(cell, dense, dense, None, None, None)
+        return CellForecast(cell, dense, dense, None, None, None, measured=measured)
     selection = cell.treated.selection or study.selection
     used = draft if drafted else None
+    fast, usual, slow = (used.least, used.usual, used.most) if used else (None, None, None)
     longest = max(cell.length, cost_model.REACH * max(LENGTHS))
+    treated, slowest, fastest = (
+        cost_model.treated_seconds(of_target, of_draft, cell.length, cell.keep, selection)
+        for of_target, of_draft in ((target.usual, usual), (target.most, slow), (target.least, fast))
+    )
+    low, high = target.least.dense(cell.length) / slowest, target.most.dense(cell.length) / fastest
     return CellForecast(
         cell,
         dense,
-        cost_model.treated_seconds(target, used, cell.length, cell.keep, selection),
-        cost_model.speedup(target, used, cell.length, cell.keep, selection),
-        cost_model.bound(target.prefill, used.prefill if used else None, cell.length, cell.keep),
-        cost_model.break_even(target, used, cell.keep, selection, longest),
+        treated,
+        dense / treated,
+        cost_model.bound(target.most.prefill, fast.prefill if fast else None, cell.length, cell.keep),
+        cost_model.break_even(target.usual, usual, cell.keep, selection, longest),
+        range=(low, high),
+        measured=measured,
     )
 
 
@@ -225,10 +290,17 @@ def _row(found: CellForecast) -> tuple[str, ...]:
         trials,
         "?" if found.dense_seconds is None else f"{about}{found.dense_seconds:.3g} s",
         "?" if found.treated_seconds is None else f"{about}{found.treated_seconds:.3g} s",
-        "1.00" if tie else "?" if found.speedup is None else f"{found.speedup:.2f}",
+        "1.00" if tie else "?" if found.speedup is None else _predicted(found),
         "" if tie else "?" if found.bound is None else f"{found.bound:.2f}",
         "" if tie else even,
     )
+
+
+def _predicted(found: CellForecast) -> str:
+    if found.range is None:
+        return f"{found.speedup:.2f}"
+    ends = tuple(f"{end:.2f}" for end in found.range)
+    return f"{found.speedup:.2f}" if ends[0] == ends[1] else f"{found.speedup:.2f} ({ends[0]} to {ends[1]})"
 
 
 def summary_lines(study: Study, found: Forecast) -> list[str]:
@@ -244,15 +316,51 @@ def summary_lines(study: Study, found: Forecast) -> list[str]:
             lines.append(f"Instead: {tiny}one that fits; `specprefill-repro doctor` lists them.")
         else:
             lines.append(f"Fetch them, and run the study, with: ./reproduce {study.name}")
-    best = found.best
-    if best is not None and best.speedup is not None:
-        gain = f"predicted speed-up {best.speedup:.2f} in {best.cell.id}"
-        if found.missing:
-            return [*lines, f"Of the cells whose models are here, the best: {gain}."]
+    return [*lines, *_help_lines(study, found)]
+
+
+def _help_lines(study: Study, found: Forecast) -> list[str]:
+    """What the prediction rests on, and the answer: said as clear only where the scatter of the times leaves it so."""
+    lines = []
+    if found.timed_by_study:
         lines.append(
-            f"SpecPrefill can help here: {gain}." if best.speedup > 1 else f"SpecPrefill cannot help here: {gain}."
+            f"The dense times of {', '.join(found.timed_by_study)} are those that {study.name} itself measured here, "
+            "not of short probes."
         )
-    return lines
+    for name, load in found.busy.items():
+        lines.append(
+            f"The machine was busy when {name} was timed (load average up to {load:.1f} on {os.cpu_count() or 1} "
+            "cores): what is predicted from it says little. When it is quiet, run this again; it is timed anew then."
+        )
+    best = found.best
+    if best is None or best.speedup is None:
+        return lines
+    gain = f"predicted speed-up {_predicted(best)} in {best.cell.id}"
+    if found.missing:
+        return [*lines, f"Of the cells whose models are here, the best: {gain}."]
+    if best.measured is not None and best.measured.interval95 is not None:
+        interval = best.measured.interval95
+        gain += f"; measured here {best.measured.speedup:.2f} (95 % interval {interval.low:.2f} to {interval.high:.2f})"
+    return [*lines, f"{_clear(found)}: {gain}."]
+
+
+def _range(found: CellForecast) -> tuple[float, float]:
+    """What the speed-up of a cell may be: as measured, else as predicted."""
+    if found.measured is not None and found.measured.interval95 is not None:
+        return found.measured.interval95.low, found.measured.interval95.high
+    return found.range or (0.0, math.inf)
+
+
+def _clear(found: Forecast) -> str:
+    """Whether there can be a gain, by what was measured, else by the whole range of what is predicted."""
+    cells = [c for c in found.cells if c.cell.treatment is Treatment.SPECULATIVE and c.range is not None]
+    ranges = [_range(c) for c in cells]
+    unclear = "It is not clear yet whether SpecPrefill can help here"
+    if found.busy:
+        return unclear
+    if any(low > 1 for low, _ in ranges):
+        return "SpecPrefill can help here"
+    return "SpecPrefill cannot help here" if all(high < 1 for _, high in ranges) else unclear
 
 
 def _time_lines(found: Forecast) -> list[str]:

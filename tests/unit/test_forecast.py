@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import os
 import re
 import shutil
 from pathlib import Path
@@ -10,16 +11,21 @@ import pytest
 from rich.console import Console
 
 from specprefill_repro import forecast as module
+from specprefill_repro import staleness
 from specprefill_repro.calibration.chain import estimates_of, prepare, run_chain, usual_study
 from specprefill_repro.calibration.worlds import COSTS, claim, controls
 from specprefill_repro.engines.scripted import MACHINE, Cost, Noise, ScriptedEngine, World
 from specprefill_repro.files import write_text
 from specprefill_repro.fitting import Room
 from specprefill_repro.forecast import Forecast, forecast, print_forecast
+from specprefill_repro.made_from import remembered
 from specprefill_repro.project import Project
 from specprefill_repro.published_times import published_time
+from specprefill_repro.steps import steps_of
 from specprefill_repro.study.load import load_study
 from specprefill_repro.study.schema import Study
+from specprefill_repro.trials.job import Job, Measurement
+from specprefill_repro.trials.probes import REPEATS
 from specprefill_repro.verdicts.claims import load_claims
 from specprefill_repro.verdicts.matching import ModelFacts
 
@@ -76,8 +82,75 @@ def test_where_nothing_can_be_won_it_says_so(tmp_path: Path, monkeypatch: pytest
 def test_probes_are_run_once(tmp_path: Path, engine: ScriptedEngine) -> None:
     project = prepare(tmp_path, STUDY, [claim()])
     first = planned(project)
-    assert engine.done == 6
-    assert planned(project).cells == first.cells and engine.done == 6
+    assert engine.done == 2 * 3 * REPEATS
+    assert planned(project).cells == first.cells and engine.done == 2 * 3 * REPEATS
+
+
+class Crowded(ScriptedEngine):
+    """A machine on which others are at work while `load` is high; it makes every trial scatter."""
+
+    load = 100.0 * (os.cpu_count() or 1)
+
+    def measure(self, job: Job, lease: int | None) -> Measurement:
+        seen = super().measure(job, lease)
+        return seen.model_copy(update={"before": seen.before.model_copy(update={"load_1min": self.load})})
+
+
+def test_probes_of_a_busy_machine_are_named_and_taken_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    crowded = Crowded(World({name: Cost(0.01, 0.0, 0.01) for name in COSTS}), 1, 100)
+    monkeypatch.setattr(module, "engine_of", lambda project, study, name: crowded)
+    project, told = prepare(tmp_path, STUDY, [claim()]), list[str]()
+    said = text(STUDY, planned(project))
+    assert "The machine was busy when large was timed (load average up to" in said and "timed anew" in said
+    assert "It is not clear yet whether SpecPrefill can help here: predicted speed-up 0." in said
+    crowded.load = 0.1
+    quiet = forecast(project, STUDY, told.append)
+    assert any("again, since the machine was busy" in line for line in told) and not quiet.busy
+    assert "SpecPrefill cannot help here" in text(STUDY, quiet)
+    done = crowded.done
+    planned(project)
+    assert crowded.done == done
+
+
+def test_nothing_is_called_hopeless_within_the_scatter_of_the_probes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A draft that costs most of the target: slightly slower by the median, and not by every pair of times."""
+    costs = {"large": Cost(0.01, 0.0, 0.01), "small": Cost(0.0078, 0.0, 0.0)}
+    world = World(costs, Noise(0.1))
+    monkeypatch.setattr(module, "engine_of", lambda project, study, name: ScriptedEngine(world, 1, 100))
+    found = planned(prepare(tmp_path, STUDY, [claim()]))
+    for cell in found.cells:
+        if cell.range is not None and cell.speedup is not None:
+            assert cell.range[0] < cell.speedup < cell.range[1]
+    assert "It is not clear yet whether SpecPrefill can help here: predicted speed-up" in text(STUDY, found)
+
+
+def test_a_study_that_has_run_here_is_planned_by_its_own_dense_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project, _ = run_chain(tmp_path, STUDY, World(COSTS, Noise(0.01)), [*controls(), claim()])
+    slow = ScriptedEngine(World({name: Cost(1.0, 0.0, 1.0) for name in COSTS}), 1, 100)
+    for place in (module, staleness):
+        monkeypatch.setattr(place, "engine_of", lambda project, study, name: slow)
+    # There is no file of a model to hash.
+    monkeypatch.setattr(staleness, "model_parts", lambda project, study, model: {})
+    assert not planned(project).timed_by_study, "nothing tells what the estimates were made from"
+    for step in steps_of(project, STUDY):
+        if all(file.is_file() for file in step.outputs):
+            with remembered(project, STUDY.name, step.id):
+                pass
+    done, found = slow.done, planned(project)
+    said = text(STUDY, found)
+    assert slow.done == done and found.timed_by_study == ("large", "small")
+    assert "The dense times of large, small are those that scripted itself measured here" in said
+    assert "SpecPrefill can help here: predicted speed-up 2." in said and "; measured here 2." in said
+    assert found.least_seconds is not None
+    measured = {cell.cell: cell for cell in estimates_of(project).cells}
+    for cell in found.cells:
+        assert cell.dense_seconds == pytest.approx(measured[cell.cell.id].dense_median_seconds, rel=0.1)
+    write_text(project.gate(STUDY.name, "pair"), "changed")
+    assert not planned(project).timed_by_study
 
 
 def test_a_model_that_is_not_here_is_named_and_nothing_is_guessed(tmp_path: Path, engine: ScriptedEngine) -> None:
