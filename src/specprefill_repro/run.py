@@ -28,6 +28,7 @@ from specprefill_repro.models.load import is_unlocked_hub_model
 from specprefill_repro.models.schema import Manifest
 from specprefill_repro.project import Project
 from specprefill_repro.prompts.build import check_context
+from specprefill_repro.repair import remove_damaged
 from specprefill_repro.staleness import models_of
 from specprefill_repro.study.load import load_study
 from specprefill_repro.study.plan import ArmKind, block_trials, plan_cells
@@ -61,6 +62,8 @@ def run_study(project: Project, name: str) -> None:
     if lock_unlocked(project, study):
         check_room(project, study)
     with _only_run(project), kept_awake(os.getpid()), tempfile.TemporaryDirectory(prefix="specprefill-") as folder:
+        for line in remove_damaged(project, study):
+            console.print(line, markup=False, soft_wrap=True)
         pipe = Path(folder) / "progress"
         os.mkfifo(pipe)
         log = project.study_results(name) / "logs" / "snakemake.log"

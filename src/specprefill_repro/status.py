@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from specprefill_repro.changes import changes
+from specprefill_repro.errors import ReproError
 from specprefill_repro.files import MAX_JSON_BYTES, read_limited, read_model, read_yaml, sha256_file
 from specprefill_repro.gate.schema import GateResult
 from specprefill_repro.made_from import DIGEST, MadeFrom
@@ -28,11 +29,13 @@ from specprefill_repro.study.plan import Cell, block_trials, plan_cells
 from specprefill_repro.study.scale import SUFFIX, TINY
 from specprefill_repro.study.schema import Study
 from specprefill_repro.trials.block import block_fingerprint
+from specprefill_repro.trials.schema import BlockReceipt
 from specprefill_repro.trials.store import Store
 
 ANALYSIS = ("stopping", "estimates", "verdicts", "report")
 """Kinds of steps that take seconds: nothing, where no earlier time is known."""
-UNKNOWN = "nothing tells what it was made from: cut short, or made by an earlier version; remove it if a run leaves it"
+NOT_RUN = "not run yet"
+UNKNOWN = "nothing tells what it was made from: cut short, or made by an earlier version"
 SHOWN = 3
 """Changes of one part, and files of one kind, that are named; of more, the number."""
 
@@ -53,6 +56,8 @@ class Standing:
     """In words; none when fresh."""
     seconds: float | None
     """To bring it up to date, once all before it is: 0 when fresh or measured before, None when not known."""
+    damaged: bool = False
+    """Its outputs, or records that they name, are not as they were made; what it was made from says nothing of that."""
 
 
 def study_status(project: Project, study: Study) -> list[Standing]:
@@ -73,8 +78,11 @@ def study_status(project: Project, study: Study) -> list[Standing]:
             continue  # Whether it is wanted at all, that look decides anew.
         makers_before = [(file, makers[file]) for file in (*step.inputs, *step.after) if file in makers]
         before = {file: found[maker].state for file, maker in makers_before if maker in found}
-        state, reasons = _judge(project, step, records[step.id], before, hash_of)
-        found[step.id] = Standing(step, state, reasons, prices.of(step, state, before))
+        damage = _damage(project, step, records[step.id], hash_of)
+        reasons = damage or tuple(_changes(project, step, records[step.id], before, hash_of))
+        missing = not all(file.is_file() for file in step.outputs)
+        state = State.MISSING if missing else State.STALE if reasons else State.FRESH
+        found[step.id] = Standing(step, state, reasons, prices.of(step, state, before), damaged=bool(damage))
     return list(found.values())
 
 
@@ -83,26 +91,25 @@ def _record(project: Project, step: Step, study: str) -> MadeFrom | None:
     return read_model(path, MadeFrom) if path.is_file() else None
 
 
-def _judge(
-    project: Project,
-    step: Step,
-    record: MadeFrom | None,
-    before: Mapping[Path, State],
-    hash_of: Callable[[Path], str],
-) -> tuple[State, tuple[str, ...]]:
+def _damage(project: Project, step: Step, record: MadeFrom | None, hash_of: Callable[[Path], str]) -> tuple[str, ...]:
+    """Why the step's outputs are not what it once made."""
     gone = [project.relative(file) for file in step.outputs if not file.is_file()]
     if gone and record is None:
-        return State.MISSING, ("not run yet",)
+        return (NOT_RUN,)
     if gone:
-        return State.MISSING, (f"{', '.join(gone)} is gone: removed, or a rerun of it has not passed yet",)
+        return (f"{', '.join(gone)} is gone: removed, or a rerun of it has not passed yet",)
     if record is None:
-        return State.STALE, (UNKNOWN,)
-    reasons = [
-        *_changed_parts(project, step, record),
-        *_changed_inputs(project, step, record, before, hash_of),
-        *_changed_outputs(project, step, record, hash_of),
-    ]
-    return (State.STALE if reasons else State.FRESH), tuple(reasons)
+        return (UNKNOWN,)
+    return (*_changed_outputs(project, step, record, hash_of), *_damaged_records(project, step))
+
+
+def _changes(
+    project: Project, step: Step, record: MadeFrom | None, before: Mapping[Path, State], hash_of: Callable[[Path], str]
+) -> Iterator[str]:
+    """What differs from what the step's outputs were made from."""
+    if record is not None:
+        yield from _changed_parts(project, step, record)
+        yield from _changed_inputs(project, step, record, before, hash_of)
 
 
 def _changed_parts(project: Project, step: Step, record: MadeFrom) -> Iterator[str]:
@@ -150,7 +157,19 @@ def _changed_outputs(project: Project, step: Step, record: MadeFrom, hash_of: Ca
     for file in step.outputs:
         name = project.relative(file)
         if record.outputs.get(name) != hash_of(file):
-            yield f"{name} is not as it was made; remove it to have it made again"
+            yield f"{name} is not as it was made"
+
+
+def _damaged_records(project: Project, step: Step) -> Iterator[str]:
+    """Of a block, records and what belongs to them; the store is read whole."""
+    if not step.id.startswith("blocks/"):
+        return
+    store = Store(project.store)
+    try:
+        for identity in read_model(step.outputs[0], BlockReceipt).records:
+            store.check_artifact(store.get_record(identity))
+    except ReproError as error:
+        yield error.what
 
 
 def _difference(project: Project, name: str, old: str, describe: Callable[[], Any] | None) -> str:

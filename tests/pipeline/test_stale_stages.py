@@ -6,11 +6,15 @@
 import json
 import os
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 
 from small_project import PAGE, command, due, make_small_project, planned_outputs
+from specprefill_repro.project import Project
+from specprefill_repro.repair import remove_damaged
+from specprefill_repro.study.load import load_study
 from tiny_model import write_tiny_model
 
 SPECULATIVE = "blocks/pair-400-speculative-keep0.5/0.json"
@@ -195,3 +199,76 @@ def test_a_report_that_fails_leaves_the_last_one_and_the_next_run_makes_it(finis
     assert command(finished, "run", "tiny").returncode == 0
     assert planned_outputs(finished) == set()
     assert {file.name: file.read_bytes() for file in page.parent.iterdir()} == before
+
+
+def change_record(root: Path) -> Path:
+    """Edit one digit of a record that a block names."""
+    receipt = json.loads((root / "results/studies/tiny" / PLACEBO).read_text())
+    record = next((root / "results/store/records").rglob(f"{receipt['records'][1]}.json"))
+    record.write_text(re.sub(r'"seconds":0.0*[0-9]', '"seconds":0.9', record.read_text(), count=1))
+    return record
+
+
+def remove_record(root: Path) -> Path:
+    record = change_record(root)
+    record.unlink()
+    return record
+
+
+def edit_result(path: str, old: str, new: str):
+    def change(root: Path) -> Path:
+        file = root / "results/studies/tiny" / path
+        text, count = re.subn(old, new, file.read_text(), count=1)
+        assert count == 1
+        file.write_text(text)
+        return file
+
+    return change
+
+
+def remove_result(path: str):
+    def change(root: Path) -> Path:
+        file = root / "results/studies/tiny" / path
+        file.unlink()
+        return file
+
+    return change
+
+
+BLOCKS = {SPECULATIVE, PLACEBO}
+DAMAGE = {
+    "record edited": (change_record, {PLACEBO, *ANALYSIS}),
+    "record gone": (remove_record, {PLACEBO, *ANALYSIS}),
+    "block gone": (remove_result(PLACEBO), {PLACEBO, *ANALYSIS}),
+    "block edited": (edit_result(SPECULATIVE, r'"void": *null', '"void": "I say so"'), {SPECULATIVE, *ANALYSIS}),
+    "gate gone": (remove_result(GATE), {GATE, *BLOCKS, *ANALYSIS}),
+    "estimates gone": (remove_result("estimates.json"), ANALYSIS),
+    "estimates edited": (edit_result("estimates.json", r'"speedup": *[0-9.]+', '"speedup": 9.9'), ANALYSIS),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_what_was_damaged_is_named_and_taken_away_with_all_that_was_made_from_it(finished, tmp_path, name):
+    """A run that sees no reason to do anything would leave the report with numbers that no record gives."""
+    root = shutil.copytree(finished, tmp_path / "copy", symlinks=True)
+    damage, taken = DAMAGE[name]
+    results = root / "results/studies/tiny"
+    before = {file for file in results.rglob("*") if file.is_file()}
+    file = damage(root)
+    (line,) = remove_damaged(Project(root), load_study(Project(root), "tiny"))
+    assert " is made again: " in line and file.name in line
+    after = {file for file in results.rglob("*") if file.is_file()}
+    assert {str(each.relative_to(results)) for each in before - after} == taken
+    assert (root / PAGE).is_file()
+
+
+def test_a_run_makes_again_what_was_damaged(finished):
+    page = (finished / PAGE).read_bytes()
+    damaged = [DAMAGE[name][0](finished) for name in ("record edited", "block edited", "estimates edited")]
+    again = command(finished, "run", "tiny")
+    assert again.returncode == 0, again.stderr
+    assert all(file.name in again.stderr for file in damaged)
+    assert planned_outputs(finished) == set()
+    verified = command(finished, "verify", str(finished / PAGE))
+    assert verified.returncode == 0, verified.stderr
+    assert (finished / PAGE).read_bytes() != page  # One block was measured anew.
