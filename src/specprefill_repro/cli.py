@@ -137,7 +137,7 @@ def verify_models(
 
 @app.command()
 def verify(page: Annotated[Path, typer.Argument(help="A report: reports/NAME/index.html, or any copy of one")]) -> None:
-    """Recompute every number and verdict of a page from its records."""
+    """Recompute every number and verdict of a page from its records, and the tables that lie beside it."""
     from specprefill_repro.verify import verify_page
 
     found = verify_page(page)
@@ -147,7 +147,12 @@ def verify(page: Annotated[Path, typer.Argument(help="A report: reports/NAME/ind
     typer.echo(
         f"{page}: {found.records} records, {found.cells} cells and {found.verdicts} verdicts recomputed, and the page "
         f"is byte for byte what they give. The records were read from {place}.\n"
-        f"{found.divergences} KL values were read, not recomputed: their log-probabilities are too large to be there."
+        + (
+            f"Beside the page, these say the same as it does: {', '.join(found.tables)}.\n"
+            if found.tables
+            else "The page alone was looked at: none of its tables lies beside it.\n"
+        )
+        + f"{found.divergences} KL values were read, not recomputed: their log-probabilities are too large to be there."
     )
 
 
@@ -179,9 +184,15 @@ def import_command(
     from specprefill_repro.bundles.imported import import_bundle
     from specprefill_repro.project import find_project
 
-    folder, summary = import_bundle(find_project(), file)
+    found = import_bundle(find_project(), file)
+    summary = found.summary
     verdicts = ", ".join(f"{number} {word}" for word, number in summary.verdicts.items())
-    typer.echo(f"{folder}: {summary.study} on {summary.machine}, {summary.records} trials: {verdicts or 'no verdicts'}")
+    typer.echo(
+        f"{found.folder}: {summary.study} on {summary.machine}, {summary.records} trials: {verdicts or 'no verdicts'}\n"
+        "Checked: every hash, the page recomputed from its records, and all tables and settings against the page."
+    )
+    if found.unchecked:
+        typer.echo(f"Not checked, since the page does not say what is in it: {', '.join(found.unchecked)}")
 
 
 @app.command()

@@ -1,10 +1,10 @@
 """Recompute a page from the records that it carries, and name the first place where it says something else.
 
-Six steps, each on what the one before has proved: the data block is whole, and so are the files beside the page that
+Seven steps, each on what the one before has proved: the data block is whole, and so are the files beside the page that
 hold the records of a large study; each record is the one that its receipt names; the blocks are those that the study
 and its stopping rule call for, none left out or added, in the order of their coins; the estimates follow from the
-records; the verdicts follow from the estimates and the cards; the page is, byte for byte, what its data give. Nothing
-of the page is run, and nothing is fetched.
+records; the verdicts follow from the estimates and the cards; the page is, byte for byte, what its data give; and so
+are the tables that lie beside it. Nothing of the page is run, and nothing is fetched.
 
 What cannot be recomputed: the KL divergences, since the log-probabilities of a whole vocabulary are too large for a
 page. Each is read from the estimates and belongs to two records whose hashes are checked.
@@ -28,7 +28,7 @@ from specprefill_repro.files import content_id, read_limited
 from specprefill_repro.gate.schema import GateResult
 from specprefill_repro.report.build import render_report
 from specprefill_repro.report.data import ReportData, read_embedded
-from specprefill_repro.report.tables import read_tables
+from specprefill_repro.report.tables import check_tables, read_tables
 from specprefill_repro.report.version import other_version
 from specprefill_repro.study.plan import Cell, block_trials, plan_cells
 from specprefill_repro.study.schema import Study
@@ -57,6 +57,8 @@ class Verified:
     """KL values that were read, not recomputed."""
     beside: tuple[str, ...]
     """Files beside the page that the records were read from; none when the page carries them."""
+    tables: tuple[str, ...]
+    """All files beside the page that were held against it."""
 
 
 def verify_page(path: Path) -> Verified:
@@ -91,8 +93,24 @@ def verify_page(path: Path) -> Verified:
         raise ReproError(error.what, why, WITH_ITS_OWN, error.exit_code) from error
     _check_bytes(page, render_report(data, trials), other)
     return Verified(
-        len(trials), len(data.estimates.cells), len(data.verdicts.verdicts), divergences, tuple(sorted(data.beside))
+        records=len(trials),
+        cells=len(data.estimates.cells),
+        verdicts=len(data.verdicts.verdicts),
+        divergences=divergences,
+        beside=tuple(sorted(data.beside)),
+        tables=_check_tables(path.parent, data, trials, receipts, other),
     )
+
+
+def _check_tables(
+    folder: Path, data: ReportData, trials: Trials, receipts: Sequence[BlockReceipt], other: str | None
+) -> tuple[str, ...]:
+    try:
+        return check_tables(folder, data, trials, receipts)
+    except ReproError as error:
+        if other is None:
+            raise
+        raise ReproError(error.what, f"{other} It may write other columns.", WITH_ITS_OWN, error.exit_code) from error
 
 
 def _check_size(data: ReportData) -> None:

@@ -2,6 +2,8 @@
 
 import io
 import json
+import re
+import shutil
 import stat
 import zipfile
 from collections.abc import Callable
@@ -11,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from published_reports import STUDY, small_report
-from specprefill_repro import stages
+from specprefill_repro import stages, verify
 from specprefill_repro.bundles import archive
 from specprefill_repro.bundles.archive import read_archive, write_archive
 from specprefill_repro.bundles.contents import checksums, identity_of, make_bundle
@@ -31,9 +33,9 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Files:
     return make_bundle(made, STUDY)[0]
 
 
-def resealed(files: Files) -> Files:
+def resealed(files: Files, forged: Files | None = None) -> Files:
     """The bundle as somebody would make it who knows the format: description and sums made to fit."""
-    inner = {name: content for name, content in files.items() if name not in ("SHA256SUMS", METADATA)}
+    inner = {name: content for name, content in files.items() if name not in ("SHA256SUMS", METADATA)} | (forged or {})
     inner[METADATA] = crate_metadata(inner, Summary.model_validate_json(files["bundle.json"]))
     return {**inner, "SHA256SUMS": checksums(inner)}
 
@@ -51,12 +53,13 @@ def refused(tmp_path: Path, content: bytes) -> str:
 def test_a_bundle_is_imported_under_its_hash_and_once(bundle: Files, tmp_path: Path) -> None:
     (tmp_path / "b.zip").write_bytes(write_archive(bundle))
     project = Project(tmp_path / "project")
-    folder, summary = import_bundle(project, tmp_path / "b.zip")
+    found = import_bundle(project, tmp_path / "b.zip")
+    folder, summary = found.folder, found.summary
     assert folder == project.results / "imported" / identity_of(bundle)
     assert (summary.study, summary.records) == (STUDY, 12)
     assert (folder / "index.html").read_bytes() == bundle["index.html"]
     assert read_archive(folder / "bundle.zip") == bundle
-    assert import_bundle(project, tmp_path / "b.zip")[0] == folder
+    assert import_bundle(project, tmp_path / "b.zip").folder == folder
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]
 
 
@@ -104,6 +107,74 @@ def test_a_bundle_that_was_changed_and_sealed_again_is_caught(
     bundle: Files, tmp_path: Path, change: Callable[[Files], Files], what: str
 ) -> None:
     assert what in refused(tmp_path, write_archive(resealed(change(bundle))))
+
+
+def a_digit(files: Files, name: str) -> bytes:
+    """The file with its last digit between two others replaced: a number that still is one."""
+    if name.endswith(".parquet"):  # digits in it are those of its library's version
+        return first_rows(files[name], 2)
+    found = [*re.finditer(rb"(?<=\d)\d(?=\d)", files[name])][-1].start()
+    other = b"7" if files[name][found : found + 1] != b"7" else b"3"
+    return files[name][:found] + other + files[name][found + 1 :]
+
+
+CONTENTS: dict[str, Callable[[Files, str], bytes]] = {
+    "nothing": lambda files, name: b"",
+    "zeros": lambda files, name: b"\0" * len(files[name]),
+    "a formula": lambda files, name: b"=cmd|calc\n" + files[name][10:],
+    "a changed digit": a_digit,
+    "a changed word": lambda files, name: files[name].replace(b"r", b"x", 1),
+    "a byte more": lambda files, name: files[name] + b"\n",
+}
+"""Ways to forge a file."""
+TEXTS = ("trials.csv", "estimates.json", "verdicts.json", "claims.json", "gates.json", "models.json", "study.yaml")
+
+
+@pytest.mark.parametrize("forged", CONTENTS)
+@pytest.mark.parametrize("name", [*TEXTS, "trials.parquet", "blocks.parquet", "bundle.json"])
+def test_no_file_of_a_bundle_can_be_another_one(
+    bundle: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, forged: str
+) -> None:
+    """Whoever forges one file also makes description and sums fit; each must follow from the page all the same."""
+    page_is_known(bundle, monkeypatch)
+    content = CONTENTS[forged](bundle, name)
+    assert content != bundle[name]
+    files = resealed(bundle, {name: content})
+    assert name in refused(tmp_path, write_archive(files))
+
+
+def test_another_lock_file_than_the_one_of_the_trials_is_refused(
+    bundle: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page_is_known(bundle, monkeypatch)
+    what = refused(tmp_path, write_archive(resealed(bundle, {"envs/pipeline.lock": b"evil==1.0"})))
+    assert "envs/pipeline.lock is not the one" in what
+
+
+def page_is_known(bundle: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing the page takes a second, and here it is always the same one: the tables beside it are still checked."""
+    page = bundle["index.html"].decode()
+    monkeypatch.setattr(verify, "render_report", lambda data, trials: page)
+
+
+def test_a_table_that_another_version_packed_is_taken(bundle: Files, tmp_path: Path) -> None:
+    packed = io.BytesIO()
+    pq.write_table(pq.read_table(io.BytesIO(bundle["trials.parquet"])), packed, compression="snappy")
+    assert packed.getvalue() != bundle["trials.parquet"]
+    (tmp_path / "b.zip").write_bytes(write_archive(resealed(bundle, {"trials.parquet": packed.getvalue()})))
+    assert import_bundle(Project(tmp_path / "project"), tmp_path / "b.zip").unchecked == ()
+
+
+def test_what_can_not_be_checked_is_named(bundle: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page_is_known(bundle, monkeypatch)
+    files = resealed(bundle, {"envs/omlx.lock": b"anything"})
+    files[METADATA] = files[METADATA].replace(b"The report", b"Not the report")
+    files["SHA256SUMS"] = checksums(files)
+    (tmp_path / "b.zip").write_bytes(write_archive(files))
+    found = import_bundle(Project(tmp_path / "project"), tmp_path / "b.zip")
+    assert found.unchecked == ("envs/omlx.lock", f"{METADATA} (the words in it)")
+    shutil.rmtree(tmp_path / "project")
+    assert "no bundle has" in refused(tmp_path, write_archive(resealed(bundle, {"envs/a/b.lock": b""})))
 
 
 def entries(*made: tuple[str, int | None, bytes]) -> bytes:

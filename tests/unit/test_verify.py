@@ -16,11 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from specprefill_repro import verify
 from specprefill_repro.calibration.chain import render_page, run_chain, usual_study
 from specprefill_repro.calibration.results import run_case
 from specprefill_repro.calibration.worlds import TREATED, TRUE_WORLDS, controls
+from specprefill_repro.cli import app
 from specprefill_repro.errors import Exit, ReproError
 from specprefill_repro.estimates.build import estimate_study
 from specprefill_repro.files import canonical_json, content_id
@@ -308,6 +310,31 @@ def test_a_page_larger_than_any_report_is_not_read(tmp_path: Path, monkeypatch: 
         verify_page(tmp_path / "page.html")
 
 
+TABLES = ("blocks.parquet", "estimates.json", "trials.csv", "trials.parquet", "verdicts.json")
+
+
+def test_the_tables_beside_a_page_are_held_against_it_and_named(page: Path, tmp_path: Path) -> None:
+    assert verify_page(page).tables == TABLES
+    told = CliRunner().invoke(app, ["verify", str(page)]).output
+    assert all(name in told for name in TABLES)
+    alone = Path(shutil.copy(page, tmp_path))
+    assert verify_page(alone).tables == ()
+    assert "The page alone was looked at" in CliRunner().invoke(app, ["verify", str(alone)]).output
+
+
+@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("kind", ["small", "large"])
+def test_a_table_beside_a_page_that_was_edited_is_caught(
+    page: Path, large: Path, tmp_path: Path, kind: str, name: str
+) -> None:
+    path = beside({"small": page, "large": large}[kind], tmp_path)
+    table = path.parent / name
+    content = table.read_bytes() if table.exists() else b"record\n"
+    text = re.sub(rb"\d(?=\D*$)", lambda found: bytes([found[0][0] ^ 1]), content)  # the last digit
+    table.write_bytes(content[: len(content) // 2] if name.endswith(".parquet") or text == content else text)
+    assert name in refused(path, path.read_text())
+
+
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page of a study that is called large: its records lie beside it."""
@@ -325,7 +352,9 @@ def test_a_large_study_is_verified_from_the_files_beside_its_page(large: Path, p
     assert embedded(large.read_text())["records"] == []
     found = verify_page(large)
     assert found.beside == ("blocks.parquet", "estimates.json", "trials.parquet")
-    assert dataclasses.replace(found, beside=()) == verify_page(page)
+    small = verify_page(page)
+    assert dataclasses.replace(found, beside=(), tables=()) == dataclasses.replace(small, tables=())
+    assert set(small.tables) - set(found.tables) == {"trials.csv"}
 
 
 def test_a_large_study_without_the_files_beside_its_page_is_refused(large: Path, tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
+import pyarrow.parquet as pq
+from pydantic import BaseModel
 
 from specprefill_repro.errors import Exit, ReproError
 from specprefill_repro.estimates.schema import Estimates, estimates_json
@@ -29,6 +31,7 @@ from specprefill_repro.verdicts.schema import Verdicts
 
 TRIALS, BLOCKS, ESTIMATES = "trials.parquet", "blocks.parquet", "estimates.json"
 VERDICTS, CSV = "verdicts.json", "trials.csv"
+ROWS: dict[str, type[BaseModel]] = {TRIALS: TrialRecord, BLOCKS: BlockReceipt}
 FORMULA = r"^([=+\-@\t\r])"
 """How a text begins that a spreadsheet would take for a formula."""
 
@@ -55,6 +58,52 @@ def table_files(tables: Mapping[str, bytes], trials: Trials | None, verdicts: Ve
 def recomputable(files: Mapping[str, bytes]) -> dict[str, str]:
     """The SHA-256, by name, of those files from which `verify` can recompute the page."""
     return {name: hashlib.sha256(files[name]).hexdigest() for name in (TRIALS, BLOCKS, ESTIMATES)}
+
+
+def check_tables(folder: Path, data: ReportData, trials: Trials, receipts: Sequence[BlockReceipt]) -> tuple[str, ...]:
+    """Hold the files that lie beside a page in `folder` against what the page gives; returns their names.
+
+    A file that is not there is not missed: a page may be copied alone. Those that the page names by their hashes were
+    checked when they were read.
+
+    Raises:
+        ReproError: one says something else than the page, or there is one that the page has not.
+    """
+    made = {} if data.beside else tables_of(trials, receipts, data.estimates)
+    expected = table_files(made, trials if data.lists_trials else None, data.verdicts)
+    found = [name for name in (*ROWS, ESTIMATES, VERDICTS, CSV) if (folder / name).is_file()]
+    for name in found:
+        if name not in data.beside and not _same(name, folder / name, expected.get(name)):
+            raise ReproError(
+                f"{name} says something else than the page beside it; the page itself follows from its records.",
+                "The file was changed after it was made, or belongs to another report.",
+                f"Do not use {name}; fetch it again from where the page was published, or make the report again.",
+                Exit.VERIFICATION,
+            )
+    return tuple(sorted(found))
+
+
+def _same(name: str, path: Path, expected: bytes | None) -> bool:
+    """Byte for byte; of what may be written in several ways, value by value.
+
+    Each version of Parquet's library packs a table in its own way, and a page does not keep the order of dictionaries.
+    """
+    if expected is None:
+        return False
+    found = read_limited(path, MAX_FILE_BYTES)
+    try:
+        if found != expected and name == ESTIMATES:
+            one, other = (parse_model(path, content, Estimates) for content in (found, expected))
+            return estimates_json(one).encode() == found and one == other
+        if found != expected and name in ROWS:
+            # A few bytes may stand for more equal rows than any memory holds.
+            if pq.read_metadata(io.BytesIO(found)).num_rows != pq.read_metadata(io.BytesIO(expected)).num_rows:
+                return False
+            tables = [parse_table(path, content, ROWS[name]) for content in (found, expected)]
+            return bool(tables[0].equals(tables[1]))
+    except (ReproError, pa.ArrowException, OSError):
+        return False
+    return found == expected
 
 
 def read_tables(folder: Path, data: ReportData) -> tuple[Estimates, Trials, tuple[BlockReceipt, ...]]:
