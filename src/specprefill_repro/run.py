@@ -24,6 +24,7 @@ from specprefill_repro.errors import Exit, ReproError
 from specprefill_repro.estimates.stopping import too_few_blocks
 from specprefill_repro.files import read_model
 from specprefill_repro.fitting import Room, check_room, fits, room_here
+from specprefill_repro.isolation import isolated
 from specprefill_repro.models.load import is_unlocked_hub_model
 from specprefill_repro.models.schema import Manifest
 from specprefill_repro.project import Project
@@ -75,7 +76,7 @@ def run_study(project: Project, name: str) -> None:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env={**os.environ, PROGRESS_PIPE: str(pipe), RUN_PROCESS: name_run(os.getpid())},
+                env={**isolated(os.environ), PROGRESS_PIPE: str(pipe), RUN_PROCESS: name_run(os.getpid())},
                 # So that whoever ends this process, by a key or by a signal to it alone, ends its jobs in one way.
                 start_new_session=True,
             )

@@ -20,6 +20,7 @@ from typing import Any
 
 from specprefill_repro.engines.keeper import End, Order
 from specprefill_repro.errors import Exit, ReproError
+from specprefill_repro.isolation import isolated
 
 HOST = "127.0.0.1"
 ATTEMPT_SECONDS = 2.0
@@ -281,6 +282,7 @@ def running_server(
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         start_new_session=True,
+        env=isolated(os.environ),
         pass_fds=inherit,
     )
     assert keeper.stdin is not None and keeper.stdout is not None

@@ -10,6 +10,8 @@ from typing import BinaryIO
 
 import psutil
 
+from specprefill_repro.isolation import isolated
+
 RUN_PROCESS = "SPECPREFILL_RUN_PROCESS"
 """Environment variable: process id and start time of the run that everything below it belongs to."""
 
@@ -36,8 +38,13 @@ def _started(process: int) -> str:
 def lead_run() -> None:
     """Make this process the run that its jobs belong to, unless one is named already.
 
-    Jobs also find the commands of this process's environment first, whatever else is installed.
+    Jobs also find the commands of this process's environment first, whatever else is installed, and import nothing
+    else.
     """
+    settings = isolated(os.environ)
+    for name in os.environ.keys() - settings.keys():
+        del os.environ[name]
+    os.environ.update(settings)
     os.environ.setdefault(RUN_PROCESS, name_run(os.getpid()))
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
 

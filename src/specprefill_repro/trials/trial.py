@@ -11,6 +11,7 @@ import time
 from pydantic import ValidationError
 
 from specprefill_repro.errors import Exit, ReproError
+from specprefill_repro.isolation import isolated
 from specprefill_repro.trials.job import Answer, Job, Measurement
 from specprefill_repro.trials.memory import WHY, says_out_of_memory
 
@@ -88,9 +89,9 @@ def run_worker(job: Job, lease: int | None = None, limit: float | None = None) -
 
 def worker_environment() -> dict[str, str]:
     """The environment of a worker: what Python and the system need, nothing that steers a library differently."""
-    passed = ("PATH", "HOME", "TMPDIR", "LANG", "LC_ALL", "SPECPREFILL_RUN_PROCESS", "PYTHONPATH")
+    passed = ("PATH", "HOME", "TMPDIR", "LANG", "LC_ALL", "SPECPREFILL_RUN_PROCESS")
     return {
-        **{name: os.environ[name] for name in passed if name in os.environ},
+        **isolated({name: os.environ[name] for name in passed if name in os.environ}),
         "PYTHONHASHSEED": "0",
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",

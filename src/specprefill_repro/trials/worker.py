@@ -10,12 +10,14 @@ import os
 import resource
 import sys
 import time
+import traceback
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from specprefill_repro.errors import ReproError
 from specprefill_repro.files import sha256_file, write_bytes
+from specprefill_repro.isolation import check_imported
 from specprefill_repro.study.plan import ArmKind
 from specprefill_repro.trials.clock import suspended_between, suspension_clocks
 from specprefill_repro.trials.job import Answer, Failure, Job, Measurement
@@ -43,7 +45,7 @@ def measure(job: Job, spawned_at: float) -> Measurement:
         spawned_at: the clock just before the parent started this process.
 
     Raises:
-        ReproError: the model can't be used.
+        ReproError: the model can't be used, or MLX is not the installed one.
     """
     from specprefill_repro.prefill.blas import use_fast_blas
 
@@ -68,6 +70,7 @@ def measure(job: Job, spawned_at: float) -> Measurement:
         same = job.draft_folder == job.target_folder
         draft, draft_config = (target, config) if same else load_model(Path(job.draft_folder))
         draft_ends = end_tokens(draft_config)
+    check_imported("mlx", "mlx_lm")
     resident = keep_resident()
     models = Models(target=target, draft=draft, draft_end_tokens=draft_ends)
     load_seconds = time.perf_counter() - start
@@ -206,9 +209,13 @@ def main() -> None:
     spawned_at, _, content = sys.stdin.buffer.readline().partition(b" ")
     job = Job.model_validate_json(content)
     end_with_pipe(sys.stdin.buffer)
-    answer_pipe.write(_answer(job, float(spawned_at)).model_dump_json().encode())
-    answer_pipe.flush()
-    # The watching thread still reads standard input; leave without waiting for it.
+    # The watching thread still reads standard input, so leave without Python's own end, which would wait for it.
+    try:
+        answer_pipe.write(_answer(job, float(spawned_at)).model_dump_json().encode())
+        answer_pipe.flush()
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
     os._exit(0)
 
 
