@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from specprefill_repro.errors import Exit, ReproError
+from specprefill_repro.plain_text import without_controls
 
 INTERRUPTED = 130
 
@@ -31,6 +32,11 @@ StudyName = Annotated[str, typer.Argument(help="Name of a file in config/studies
 Scale = Annotated[
     str, typer.Option("--scale", help="full, or tiny: small random models of the same architectures, short prompts")
 ]
+
+
+def say(text: str, err: bool = False) -> None:
+    """Print a line; what others wrote, such as a bundle's names, can't steer the terminal."""
+    typer.echo(without_controls(text), err=err)
 
 
 @app.command()
@@ -60,7 +66,7 @@ def run(
     if all_that_fit:
         from specprefill_repro.run import run_all_that_fit
 
-        run_all_that_fit(project, scale, typer.echo)
+        run_all_that_fit(project, scale, say)
     else:
         run_study(project, scaled_name(study, scale))
 
@@ -77,7 +83,7 @@ def plan(study: StudyName = "demo", scale: Scale = "full") -> None:
 
     project = find_project()
     loaded = load_study(project, scaled_name(study, scale))
-    print_forecast(loaded, forecast(project, loaded, lambda line: typer.echo(line, err=True)), Console())
+    print_forecast(loaded, forecast(project, loaded, lambda line: say(line, err=True)), Console())
 
 
 @app.command()
@@ -86,7 +92,7 @@ def doctor() -> None:
     from specprefill_repro.doctor import examine
     from specprefill_repro.project import find_project
 
-    examine(find_project(), typer.echo)
+    examine(find_project(), say)
 
 
 @app.command()
@@ -116,7 +122,7 @@ def lock(
     from specprefill_repro.models.lock import lock_named
     from specprefill_repro.project import find_project
 
-    lock_named(find_project(), names, typer.echo)
+    lock_named(find_project(), names, say)
 
 
 @models.command("verify")
@@ -132,7 +138,7 @@ def verify_models(
     project = find_project()
     for name in models_named(project, names):
         manifest = check_untouched(project, name, full=full)
-        typer.echo(f"{name}: {len(manifest.files)} files, {manifest.weight_bytes:,} bytes of weights, as recorded")
+        say(f"{name}: {len(manifest.files)} files, {manifest.weight_bytes:,} bytes of weights, as recorded")
 
 
 @app.command()
@@ -144,7 +150,7 @@ def verify(page: Annotated[Path, typer.Argument(help="A report: reports/NAME/ind
     place = (
         f"beside the page ({', '.join(found.beside)}; it names them by their SHA-256)" if found.beside else "inside it"
     )
-    typer.echo(
+    say(
         f"{page}: {found.records} records, {found.cells} cells and {found.verdicts} verdicts recomputed, and the page "
         f"is byte for byte what they give. The records were read from {place}.\n"
         + (
@@ -173,7 +179,7 @@ def publish_command(
     from specprefill_repro.publish.command import destination_of, publish
 
     project = find_project()
-    publish(project, study, destination_of(project, to, remote), yes, acknowledge or [], typer.echo)
+    publish(project, study, destination_of(project, to, remote), yes, acknowledge or [], say)
 
 
 @app.command("import")
@@ -187,12 +193,12 @@ def import_command(
     found = import_bundle(find_project(), file)
     summary = found.summary
     verdicts = ", ".join(f"{number} {word}" for word, number in summary.verdicts.items())
-    typer.echo(
+    say(
         f"{found.folder}: {summary.study} on {summary.machine}, {summary.records} trials: {verdicts or 'no verdicts'}\n"
         "Checked: every hash, the page recomputed from its records, and all tables and settings against the page."
     )
     if found.unchecked:
-        typer.echo(f"Not checked, since the page does not say what is in it: {', '.join(found.unchecked)}")
+        say(f"Not checked, since the page does not say what is in it: {', '.join(found.unchecked)}")
 
 
 @app.command()
@@ -203,7 +209,7 @@ def merge() -> None:
 
     page, merged = write_merged(find_project())
     summed = sum(claim.effects is not None for claim in merged)
-    typer.echo(f"{page}: {len(merged)} claims, {summed} of them measured on several machines")
+    say(f"{page}: {len(merged)} claims, {summed} of them measured on several machines")
 
 
 @app.command()
@@ -213,7 +219,7 @@ def calibrate(seed: Annotated[int, typer.Option(help="Of all scripted machines")
     from specprefill_repro.project import find_project
 
     method = find_project().root / "docs" / "method.md"
-    write_results(calibrate(seed, lambda line: typer.echo(line, err=True)), method)
+    write_results(calibrate(seed, lambda line: say(line, err=True)), method)
 
 
 @app.command("bisect")
@@ -231,14 +237,14 @@ def bisect_command(
     from specprefill_repro.project import find_project
 
     project = find_project()
-    found = bisect_claim(project, claim, engine, checkout, python, good, bad, study, typer.echo)
+    found = bisect_claim(project, claim, engine, checkout, python, good, bad, study, say)
     what = "starts" if found.starts else "stops"
     if len(found.first) == 1:
-        typer.echo(f"SpecPrefill {what} running at {found.first[0]}.")
+        say(f"SpecPrefill {what} running at {found.first[0]}.")
     else:
-        typer.echo(f"SpecPrefill {what} running at one of: {', '.join(found.first)}; those between could not be tried.")
+        say(f"SpecPrefill {what} running at one of: {', '.join(found.first)}; those between could not be tried.")
     for change in known_changes(project, found):
-        typer.echo(f"Known ({change.date}): {change.sentence}")
+        say(f"Known ({change.date}): {change.sentence}")
 
 
 @claims.command("list")
@@ -375,19 +381,19 @@ def main() -> None:
     except ReproError as error:
         if in_stage:
             report_error(error)
-        typer.echo(f"error: {error}", err=True)
+        say(f"error: {error}", err=True)
         raise SystemExit(int(error.exit_code)) from None
     except SystemExit as ended:
         # What typer makes of Ctrl-C.
         if ended.code == INTERRUPTED:
-            typer.echo("Stopped. Finished blocks are kept; the same command goes on from there.", err=True)
+            say("Stopped. Finished blocks are kept; the same command goes on from there.", err=True)
         raise
     except Exception as error:
         unexpected = unexpected_error(error)
         if in_stage:
             report_error(unexpected)
             raise
-        typer.echo(f"error: {unexpected}", err=True)
+        say(f"error: {unexpected}", err=True)
         raise SystemExit(int(Exit.UNEXPECTED)) from None
 
 

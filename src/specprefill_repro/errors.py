@@ -3,6 +3,8 @@
 import re
 from enum import IntEnum
 
+from specprefill_repro.plain_text import without_controls
+
 
 class Exit(IntEnum):
     """Exit codes of `specprefill-repro`; the README lists them."""
@@ -23,9 +25,8 @@ class ReproError(Exception):
 
     def __init__(self, what: str, why: str, next: str, exit_code: Exit = Exit.BAD_INPUT) -> None:
         super().__init__(what, why, next, exit_code)
-        self.what = what
-        self.why = why
-        self.next = next
+        # Each may quote a file or a server that is not ours.
+        self.what, self.why, self.next = without_controls(what), without_controls(why), without_controls(next)
         self.exit_code = exit_code
 
     def __str__(self) -> str:

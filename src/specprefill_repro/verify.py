@@ -43,6 +43,18 @@ MAX_TOKENS = 2_000_000
 MAX_POSITIONS = 50_000_000
 """Listed by all records together; a hostile page could name a range that no memory holds."""
 
+FAULTS = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+    pa.ArrowException,
+)
+"""What values that nobody foresaw do to the computations of a page that is not ours."""
+
 WITH_ITS_OWN = "Check it with the version that made it: specprefill-repro verify, in a checkout of that version."
 
 
@@ -67,6 +79,18 @@ def verify_page(path: Path) -> Verified:
     Raises:
         ReproError: it can't be read, carries no records, or says something else than its records; names the place.
     """
+    try:
+        return _recompute(path)
+    except FAULTS as error:
+        raise ReproError(
+            f"{path} could not be recomputed: {type(error).__name__}: {' '.join(str(error).split())[:200]}",
+            "A value in its data is none that this package writes: the page was edited, damaged, or made to do harm.",
+            "Do not trust the page. If this package made it, here and from its own records, report the fault.",
+            Exit.VERIFICATION,
+        ) from error
+
+
+def _recompute(path: Path) -> Verified:
     content = read_limited(path, MAX_PAGE_BYTES)
     try:
         page = content.decode()

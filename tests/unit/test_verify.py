@@ -169,6 +169,40 @@ def redrawn(page: Path, keep: Callable[[BlockReceipt], bool]) -> str:
     return render_report(data.model_copy(update=told))
 
 
+def rehashed(page: Path, changes: dict[str, Any]) -> str:
+    """A page with other values in all of its records, and every hash and number made to fit."""
+    data = read_embedded(page.read_text())
+    records = tuple(record.model_copy(update=changes) for record in data.records)
+    names = {content_id(old): content_id(new) for old, new in zip(data.records, records, strict=True)}
+    kl = {names[p.dense_record]: p.kl_nats for cell in data.estimates.cells for p in cell.pairs}
+    receipts = tuple(
+        each.model_copy(update={"records": tuple(names[name] for name in each.records)}) for each in data.receipts
+    )
+    trials = Trials.of_records(records)
+    estimates = estimate_study(data.study, trials.of_cell, receipts, data.gates, lambda twins: kl[twins.dense_record])
+    told = {"records": records, "receipts": receipts, "estimates": estimates}
+    return sealed(page.read_text(), canonical_json(data.model_copy(update=told).model_dump(mode="json")))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"started_at": "zzz"},
+        {"environment": {"cores": "\u00b2"}},
+        {"environment": {"mlx": ""}, "started_at": "2026-13-45T99:99:99+00:00"},
+    ],
+)
+def test_values_that_no_computation_foresees_are_the_pages_fault(
+    page: Path, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    refused(tmp_path / "page.html", rehashed(page, changes))
+
+
+def test_data_nested_deeper_than_any_reader_goes_is_the_pages_fault(page: Path, tmp_path: Path) -> None:
+    what = refused(tmp_path / "page.html", sealed(page.read_text(), b"[" * 100_000 + b"]" * 100_000))
+    assert str(tmp_path / "page.html") in what or "data" in what
+
+
 @pytest.mark.parametrize(
     ("keep", "told"),
     [

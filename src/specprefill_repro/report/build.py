@@ -1,13 +1,13 @@
 """Data to page: one self-contained HTML file, the same bytes for the same data."""
 
 import re
-import unicodedata
 from typing import Any
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from specprefill_repro.estimates.decoding import ENOUGH_TOKENS
+from specprefill_repro.plain_text import without_controls
 from specprefill_repro.report import figures, numbers, quality, rows, rules
 from specprefill_repro.report.answer import answer, failed_controls, margin
 from specprefill_repro.report.data import LISTED_TRIALS, ReportData, embedded
@@ -49,14 +49,8 @@ def template_environment(*packages: str) -> Environment:
 
 
 def visible(value: Any) -> Any:
-    """Show control characters and those that reverse the direction of text by their code, so that none takes effect."""
-    if isinstance(value, Markup) or not isinstance(value, str):
-        return value
-    return "".join(f"⟨U+{ord(char):04X}⟩" if _hidden(char) else char for char in value)
-
-
-def _hidden(char: str) -> bool:
-    return unicodedata.category(char) in ("Cc", "Cf", "Cs", "Zl", "Zp") and char not in "\n\t"
+    """A value as it may be shown; see `without_controls`."""
+    return without_controls(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def _context(data: ReportData, trials: Trials) -> dict[str, Any]:
