@@ -19,8 +19,10 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+from specprefill_repro import stages
 from specprefill_repro.engines.interface import engines_of
 from specprefill_repro.errors import Exit, ReproError
+from specprefill_repro.estimates.schema import Estimates
 from specprefill_repro.estimates.stopping import too_few_blocks
 from specprefill_repro.files import read_model
 from specprefill_repro.fitting import Room, check_room, fits, room_here
@@ -30,7 +32,11 @@ from specprefill_repro.models.schema import Manifest
 from specprefill_repro.project import Project
 from specprefill_repro.prompts.build import check_context
 from specprefill_repro.repair import remove_damaged
+from specprefill_repro.report import numbers
+from specprefill_repro.report.answer import answer
+from specprefill_repro.report.data import ReportData
 from specprefill_repro.staleness import models_of
+from specprefill_repro.status import Standing, State, study_status
 from specprefill_repro.study.load import load_study
 from specprefill_repro.study.plan import ArmKind, block_trials, plan_cells
 from specprefill_repro.study.scale import TINY
@@ -57,7 +63,7 @@ def run_study(project: Project, name: str) -> None:
     check_study(project, study)
     engines_of(project, study)
     for line in [*too_few_blocks(study), *_load_now()]:
-        console.print(line, markup=False)
+        console.print(line, markup=False, soft_wrap=True)
     # Before anything is asked of the network; and again with the sizes that only the lock tells.
     check_room(project, study)
     if lock_unlocked(project, study):
@@ -67,6 +73,9 @@ def run_study(project: Project, name: str) -> None:
             console.print(line, markup=False, soft_wrap=True)
         pipe = Path(folder) / "progress"
         os.mkfifo(pipe)
+        work = _work_left(project, study)
+        if not console.is_terminal:
+            console.print(work.in_words(), markup=False, soft_wrap=True)
         log = project.study_results(name) / "logs" / "snakemake.log"
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("wb") as output:
@@ -82,7 +91,7 @@ def run_study(project: Project, name: str) -> None:
             )
             try:
                 with _ends_like_a_key_press():
-                    failures = _follow(process, pipe, _Work(study), console)
+                    failures = _follow(process, pipe, work, console)
             except KeyboardInterrupt:
                 console.print("Stopping; the trial that runs now is thrown away ...")
                 _stop(process)
@@ -92,7 +101,28 @@ def run_study(project: Project, name: str) -> None:
             console.print(f"The last report is as it was: {os.path.relpath(project.report(name))}", soft_wrap=True)
         raise failures[0] if failures else _snakemake_failed(log, process.returncode)
     print_verdicts(read_model(project.verdicts(name), Verdicts).verdicts, console)
+    console.print(f"Answer: {answer_line(project, study)}", markup=False, soft_wrap=True)
     console.print(f"Report: {os.path.relpath(project.report(name))}", soft_wrap=True)
+
+
+def answer_line(project: Project, study: Study) -> str:
+    """The answer at the top of the report of a study that has run, in one line.
+
+    Raises:
+        ReproError: a result of the study can't be read.
+    """
+    data = ReportData(
+        study=study,
+        estimates=read_model(project.estimates(study.name), Estimates),
+        verdicts=read_model(project.verdicts(study.name), Verdicts),
+        records=(),
+        receipts=(),
+        gates=stages.gates(project, study),
+        models=stages.manifests(project, study),
+        facts={},
+    )
+    found = answer(data)
+    return f"{found.headline}. {found.sentence}".replace(numbers.SPACE, " ")
 
 
 @contextmanager
@@ -248,12 +278,14 @@ class _Work:
     """How much there is to do, in units that are roughly proportional to time."""
 
     study: Study
-    done: float = 0.0
+    finished: set[tuple[str, int]] = field(default_factory=set)
+    """Cell and block; before this run, and in it."""
+    expected: float | None = None
+    """Seconds that the rest takes by what it took before; None: not known."""
     spent: float = 0.0
     """Seconds spent on what was measured in this run."""
     measured: float = 0.0
     """Units measured in this run."""
-    finished: set[tuple[str, int]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.cells = {cell.id: cell for cell in plan_cells(self.study)}
@@ -261,6 +293,18 @@ class _Work:
             self.block_units(cell.id, index) for cell in self.cells.values() for index in range(cell.blocks)
         )
         self.blocks = sum(cell.blocks for cell in self.cells.values())
+        for block in self.finished:
+            self.allow(*block)
+        self.done = sum(self.block_units(*block) for block in self.finished)
+
+    def finish(self, cell: str, index: int) -> None:
+        self.finished.add((cell, index))
+        self.allow(cell, index)
+        self.done = sum(self.block_units(*block) for block in self.finished)
+
+    def just_finished_cell(self, cell: str) -> bool:
+        """Whether the blocks that a cell always gets are finished, and no further one."""
+        return sum(one == cell for one, _ in self.finished) == self.cells[cell].blocks
 
     def allow(self, cell: str, index: int) -> None:
         """Count in a block beyond those that always run: one that a noisy cell got."""
@@ -280,7 +324,34 @@ class _Work:
         return planned.length * {ArmKind.DENSE: 1.0, ArmKind.PLAIN: 1.0, ArmKind.SPECULATIVE: 0.7}.get(arm.kind, 0.4)
 
     def seconds_left(self) -> float | None:
-        return (self.total - self.done) * self.spent / self.measured if self.measured else None
+        return (self.total - self.done) * self.spent / self.measured if self.measured else self.expected
+
+    def left_in_words(self) -> str:
+        left = self.seconds_left()
+        return "" if left is None or len(self.finished) >= self.blocks else f"about {_minutes(left)} left"
+
+    def in_words(self) -> str:
+        """One line for the beginning of a run."""
+        before = f", {len(self.finished)} of them finished before" if self.finished else ""
+        left = self.left_in_words()
+        return f"{self.study.name}: {self.blocks} blocks of four trials{before}{left and '; ' + left}."
+
+
+def _work_left(project: Project, study: Study) -> _Work:
+    """What there is to do before a run begins; where the results can't be read, all of it, and the run says why."""
+    try:
+        standings = study_status(project, study)
+    except ReproError:
+        return _Work(study)
+    fresh = [each.step.id.split("/", 1)[1] for each in standings if each.state is State.FRESH and _is_block(each)]
+    finished = {(cell, int(index)) for cell, _, index in (block.rpartition("/") for block in fresh)}
+    seconds = [each.seconds for each in standings]
+    known = None if None in seconds else sum(each or 0.0 for each in seconds)
+    return _Work(study, finished, known)
+
+
+def _is_block(standing: Standing) -> bool:
+    return standing.step.id.startswith("blocks/")
 
 
 def _follow(process: "subprocess.Popen[bytes]", pipe: Path, work: _Work, console: Console) -> list[ReproError]:
@@ -301,7 +372,9 @@ def _follow(process: "subprocess.Popen[bytes]", pipe: Path, work: _Work, console
         os.fdopen(descriptor, "rb") as events,
         Progress(*columns, console=console, auto_refresh=False, disable=not console.is_terminal) as progress,
     ):
-        task = progress.add_task("models, prompts, gate", total=work.blocks, left="")
+        task = progress.add_task(
+            "models, prompts, gate", total=work.blocks, completed=len(work.finished), left=work.left_in_words()
+        )
         started = time.monotonic()
         for line in events:
             event = _event(line)
@@ -313,7 +386,7 @@ def _follow(process: "subprocess.Popen[bytes]", pipe: Path, work: _Work, console
                 if console.is_terminal:
                     console.print(f"error: {failures[-1]}", markup=False)
             elif "warning" in event:
-                console.print(event["warning"], markup=False)
+                console.print(event["warning"], markup=False, soft_wrap=True)
             elif "stage" in event:
                 progress.update(task, description=str(event["stage"]))
             elif "trial" in event:
@@ -326,15 +399,18 @@ def _follow(process: "subprocess.Popen[bytes]", pipe: Path, work: _Work, console
                 work.measured += units
                 work.done += units
             elif "block" in event and (event["block"], event["index"]) not in work.finished:
-                work.finished.add((event["block"], event["index"]))
-                work.allow(event["block"], event["index"])
+                work.finish(event["block"], event["index"])
                 progress.update(task, total=work.blocks)
-                work.done = sum(work.block_units(*block) for block in work.finished)
                 progress.advance(task)
-            left = work.seconds_left()
-            progress.update(task, left="" if left is None else f"about {_minutes(left)} left")
+                if not console.is_terminal and work.just_finished_cell(event["block"]):
+                    left = work.left_in_words()
+                    said = f"{event['block']}: finished; {len(work.finished)} of {work.blocks} blocks"
+                    console.print(f"{said}{left and ', ' + left}", markup=False, soft_wrap=True)
+            progress.update(task, left=work.left_in_words())
             progress.refresh()
-    process.wait()
+        if process.wait() == 0:
+            # Also what an earlier run left, and this one found to be as it should be without a word.
+            progress.update(task, completed=work.blocks, left="")
     return failures
 
 

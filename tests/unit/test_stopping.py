@@ -1,5 +1,7 @@
 """Which cells get another block: the width of their interval decides, never what it says."""
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,6 +10,8 @@ from specprefill_repro.estimates.build import build_estimates
 from specprefill_repro.estimates.schema import Look
 from specprefill_repro.estimates.statistics import degrees_of_freedom
 from specprefill_repro.estimates.stopping import blocks_to_run, look, too_few_blocks
+from specprefill_repro.project import Project
+from specprefill_repro.study.load import load_study
 from specprefill_repro.study.plan import plan_cells, prompts_needed
 from specprefill_repro.study.schema import Comparison, Study, Treatment
 from synthetic_records import Fault, World, demo_study, synthetic_study_records
@@ -87,3 +91,14 @@ def test_a_study_whose_blocks_can_give_no_verdict_says_so_before_it_runs(blocks:
     lines = too_few_blocks(demo_study(blocks))
     assert bool(lines) == (said is not None)
     assert said is None or (said in lines[0] and "`blocks: 3` or more" in lines[0])
+
+
+def test_cells_that_others_of_their_kind_make_up_for_are_no_cause_for_a_note() -> None:
+    few = Comparison(pair="self", treatment=Treatment.SPECULATIVE, lengths=(2048,), keep=(0.2,), blocks=1)
+    enough = demo_study(3)
+    shown_beside = enough.model_copy(update={"comparisons": (*enough.comparisons, few)})
+    assert too_few_blocks(shown_beside) == []
+    alone = enough.model_copy(update={"comparisons": (enough.comparisons[0], few)})
+    (line,) = too_few_blocks(alone)
+    assert "self-2048-speculative-keep0.2: too few" in line and "padded" not in line
+    assert too_few_blocks(load_study(Project(Path(__file__).parents[2]), "demo")) == []

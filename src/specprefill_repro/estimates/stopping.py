@@ -10,6 +10,9 @@ from specprefill_repro.study.plan import Cell, plan_cells
 from specprefill_repro.study.schema import Study
 from specprefill_repro.trials.schema import BlockReceipt, TrialRecord
 
+NAMED = 4
+"""Cells of a note that are named; of more, the number."""
+
 
 def look(cell: Cell, records: Sequence[TrialRecord], receipts: Sequence[BlockReceipt], gate: GateResult) -> Look:
     """Look at the pairs of the blocks that have run, and decide whether the cell gets another one.
@@ -34,13 +37,23 @@ def blocks_to_run(cell: Cell, stops: Callable[[int], bool]) -> int:
 
 
 def too_few_blocks(study: Study) -> list[str]:
-    """Says, in at most one line, that cells of a study cannot reach the pairs that a verdict needs."""
+    """Says, in at most one line, which cells of a study cannot get a verdict on speed, nor have others that can.
+
+    A cell of few blocks is none of them where another cell of the same pair, treatment and engine has enough: it is
+    there to be shown beside that one.
+    """
     cells = plan_cells(study)
-    few = [cell for cell in cells if 2 * cell.most_blocks < MIN_PAIRS]
+    enough = {_kind(cell) for cell in cells if 2 * cell.most_blocks >= MIN_PAIRS}
+    few = [cell.id for cell in cells if _kind(cell) not in enough]
     if not few:
         return []
-    reach = "no cell reaches" if len(few) == len(cells) else f"{len(few)} of {len(cells)} cells do not reach"
+    named = ", ".join(few[:NAMED]) + (f" and {len(few) - NAMED} more" if len(few) > NAMED else "")
+    which = "no cell reaches" if len(few) == len(cells) else f"{named}: too few blocks for"
     return [
-        f"Note: {reach} the {MIN_PAIRS} pairs that a verdict on speed needs; a block is 2 pairs, so that takes "
+        f"Note: {which} the {MIN_PAIRS} pairs that a verdict on speed needs; a block is 2 pairs, so that takes "
         f"`blocks: {-(-MIN_PAIRS // 2)}` or more."
     ]
+
+
+def _kind(cell: Cell) -> tuple[str, str, str]:
+    return cell.pair, cell.treatment, cell.engine
