@@ -207,9 +207,18 @@ def merge() -> None:
     from specprefill_repro.merge.page import write_merged
     from specprefill_repro.project import find_project
 
-    page, merged = write_merged(find_project())
-    summed = sum(claim.effects is not None for claim in merged)
-    say(f"{page}: {len(merged)} claims, {summed} of them measured on several machines")
+    merged = write_merged(find_project())
+    summed = sum(claim.effects is not None for claim in merged.claims)
+    say(
+        f"{merged.page}: {len(merged.sources)} reports, each recomputed from its records; {len(merged.claims)} claims, "
+        f"{summed} of them measured on several machines"
+    )
+    for claim in merged.claims:
+        for row in claim.rows:
+            if row.again:
+                say(f"Not counted for {claim.claim.id}: {row.source}: {row.left_out}")
+    for each in merged.left_out:
+        say(f"Not merged: {each.name}: {each.why}", err=True)
 
 
 @app.command()

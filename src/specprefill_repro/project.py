@@ -5,6 +5,9 @@ from pathlib import Path
 
 from specprefill_repro.errors import ReproError
 
+MERGED = "merged"
+"""Folder of the page over many machines, among those of the studies."""
+
 
 @dataclass(frozen=True)
 class Project:
@@ -103,6 +106,10 @@ class Project:
 
     def report(self, study: str) -> Path:
         return self.root / "reports" / study / "index.html"
+
+    @property
+    def merged_report(self) -> Path:
+        return self.report(MERGED)
 
     def report_receipt(self, study: str) -> Path:
         return self.study_results(study) / "report.json"

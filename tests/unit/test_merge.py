@@ -1,6 +1,14 @@
 """One claim, many machines: the summary against closed forms and simulation, and what may not be summed up."""
 
+import base64
+import bz2
+import hashlib
+import json
 import math
+import os
+import re
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -8,16 +16,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import optimize, stats
+from typer.testing import CliRunner
 
+from published_reports import STUDY, small_report
 from report_inputs import report_data
-from specprefill_repro.errors import ReproError
+from specprefill_repro import stages
+from specprefill_repro.cli import app
+from specprefill_repro.errors import Exit, ReproError
 from specprefill_repro.estimates.schema import Interval
-from specprefill_repro.files import write_text
-from specprefill_repro.merge.claims import Source, merge_claims
+from specprefill_repro.files import content_id, write_text
+from specprefill_repro.merge.claims import merge_claims
 from specprefill_repro.merge.page import plain, render_merged, write_merged
 from specprefill_repro.merge.random_effects import random_effects
+from specprefill_repro.merge.sources import Source
 from specprefill_repro.project import Project
-from specprefill_repro.report.data import ReportData
+from specprefill_repro.report.build import render_report
+from specprefill_repro.report.data import ReportData, read_embedded
 from specprefill_repro.verdicts.schema import ConditionMatch, Word
 
 EFFECTS = st.lists(st.tuples(st.floats(-2, 2), st.floats(0.01, 1)), min_size=2, max_size=8)
@@ -89,10 +103,28 @@ def report() -> ReportData:
 def on(
     report: ReportData, chip: str, speedup: float, word: Word | None = None, differs: tuple[str, ...] = ()
 ) -> Source:
-    """The report as if another machine had measured `speedup`, with an interval of a tenth either way."""
+    """The report as if another machine had measured `speedup`, with an interval of a tenth either way.
+
+    Its records have other hashes than those of any other machine or speed-up.
+    """
     interval = Interval(low=speedup / 1.1, high=speedup * 1.1, level=0.95)
     cells = tuple(
-        cell.model_copy(update={"speedup": speedup, "interval95": interval, "degrees": 5})
+        cell.model_copy(
+            update={
+                "speedup": speedup,
+                "interval95": interval,
+                "degrees": 5,
+                "pairs": tuple(
+                    pair.model_copy(
+                        update={
+                            "dense_record": content_id([chip, speedup, pair.dense_record]),
+                            "treated_record": content_id([chip, speedup, pair.treated_record]),
+                        }
+                    )
+                    for pair in cell.pairs
+                ),
+            }
+        )
         for cell in report.estimates.cells
     )
     conditions = tuple(
@@ -134,6 +166,37 @@ def test_two_reports_of_one_kind_of_machine_count_as_one(report: ReportData) -> 
     assert all(each.effects is None and each.machines <= 1 for each in same)
     mixed = merge_claims([on(report, "A", 1.4), on(report, "A", 1.5), on(report, "B", 2.0)])
     assert {each.effects.units for each in mixed if each.effects} == {2}
+
+
+def named(source: Source, name: str) -> Source:
+    """The same report under another title, and from another place."""
+    study = source.data.study.model_copy(update={"title": name})
+    return Source(name, source.data.model_copy(update={"study": study}))
+
+
+def test_the_same_trials_count_once_whatever_the_report_calls_itself(report: ReportData) -> None:
+    machines = [on(report, "A", 1.2), on(report, "B", 1.5)]
+    once = merge_claims(machines)
+    again = merge_claims([*machines, named(machines[0], "A again"), named(machines[1], "B again")])
+    assert any(each.effects for each in once)
+    assert [each.effects for each in again] == [each.effects for each in once]
+    copies = [row for each in again for row in each.rows if row.source.endswith("again") and row.again]
+    assert {row.left_out for row in copies} == {"its trials count already in A", "its trials count already in B"}
+    assert not any(row.again for each in once for row in each.rows)
+
+
+def test_a_report_with_some_trials_of_another_does_not_count_them_again(report: ReportData) -> None:
+    whole, other = on(report, "A", 1.2), on(report, "A", 1.3)
+    cells = tuple(
+        cell.model_copy(update={"pairs": (mine.pairs[0], *cell.pairs[1:])}) if cell.pairs else cell
+        for cell, mine in zip(other.data.estimates.cells, whole.data.estimates.cells, strict=True)
+    )
+    estimates = other.data.estimates.model_copy(update={"cells": cells})
+    overlapping = Source("overlapping", other.data.model_copy(update={"estimates": estimates}))
+    rows = [row for each in merge_claims([whole, overlapping]) for row in each.rows if row.source == "overlapping"]
+    assert any(row.again for row in rows)
+    assert all(row.effect is None and re.match(r"2 of its \d+ trials count already in A", row.left_out or "")
+               for row in rows if row.again)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -182,3 +245,94 @@ def test_nothing_to_merge_is_said(tmp_path: Path) -> None:
     write_text(tmp_path / "Snakefile", "")
     with pytest.raises(ReproError, match="nothing to merge"):
         write_merged(Project(tmp_path))
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """One true report of the checkout's own."""
+    project = small_report(tmp_path_factory.mktemp("merge"))
+    stages.report(STUDY, project)
+    return project
+
+
+def embedding(page: str, content: bytes) -> str:
+    """The page with another data block, whose hash fits."""
+    block = {
+        "data": base64.b64encode(bz2.compress(content)).decode(),
+        "encoding": "base64 of bzip2 of JSON (UTF-8)",
+        "sha256": hashlib.sha256(content).hexdigest(),
+    }
+    start, rest = page.split('id="records">')
+    return f'{start}id="records">{json.dumps(block)}</script>{rest.partition("</script>")[2]}'
+
+
+def flattered(page: str) -> str:
+    """What the page's records don't say, drawn and sealed as if they did."""
+    data = read_embedded(page)
+    interval = Interval(low=9.8, high=10.0, level=0.95)
+    cells = tuple(c.model_copy(update={"speedup": 9.9, "interval95": interval}) for c in data.estimates.cells)
+    return render_report(data.model_copy(update={"estimates": data.estimates.model_copy(update={"cells": cells})}))
+
+
+def nested(page: str) -> str:
+    return page.replace('id="records">', 'id="records">' + "[" * 100_000)
+
+
+BAD: dict[str, Callable[[str], str]] = {
+    "flattered": flattered,
+    "edited": lambda page: page.replace("<h1", "<h1 title='better'", 1),
+    "nested": nested,
+    "nested inside": lambda page: embedding(page, b'{"study":' + b"[" * 100_000),
+    "no page": lambda page: "<html></html>",
+}
+
+
+def test_a_page_that_does_not_follow_from_its_records_decides_nothing_and_hides_nothing(
+    checkout: Project, tmp_path: Path
+) -> None:
+    shutil.copytree(checkout.root, tmp_path, dirs_exist_ok=True)
+    project = Project(tmp_path)
+    alone = write_merged(project)
+    assert [source.name for source in alone.sources] == [f"this checkout: {STUDY}"] and alone.left_out == []
+    before = json.loads((alone.page.parent / "merged.json").read_text())
+    page = project.report(STUDY).read_text()
+    for name, change in BAD.items():
+        write_text(project.report(name), change(page))
+    write_text(project.results / "imported" / ("f" * 16) / "index.html", BAD["flattered"](page))
+    write_text(project.results / "imported" / ("0" * 16) / "index.html", page)
+    project.report("waits for ever").parent.mkdir()
+    os.mkfifo(project.report("waits for ever"))
+
+    merged = write_merged(project)
+    assert [source.name for source in merged.sources] == [f"this checkout: {STUDY}"]
+    left_out = {each.name: each.why for each in merged.left_out}
+    assert left_out.pop(f"imported: {'0' * 16}") == f"It is the same report as this checkout: {STUDY}."
+    assert {f"this checkout: {name}" for name in BAD} < left_out.keys() and f"imported: {'f' * 16}" in left_out
+    after = json.loads((merged.page.parent / "merged.json").read_text())
+    assert after["claims"] == before["claims"] and len(after["left_out"]) == len(merged.left_out)
+    for name in left_out:
+        assert name in merged.page.read_text()
+
+
+def test_reports_that_are_all_bad_are_refused_with_their_reasons(
+    checkout: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_text(tmp_path / "Snakefile", "")
+    (tmp_path / "config" / "studies").mkdir(parents=True)
+    write_text(tmp_path / "reports" / "a" / "index.html", nested(checkout.report(STUDY).read_text()))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ReproError, match=r"every report is left out\. this checkout: a: ") as caught:
+        write_merged(Project(tmp_path))
+    assert caught.value.exit_code is Exit.VERIFICATION
+    assert not (tmp_path / "reports" / "merged").exists()
+
+
+def test_the_command_says_what_it_left_out(checkout: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(checkout.root, tmp_path, dirs_exist_ok=True)
+    write_text(tmp_path / "reports" / "bad\x1b[2J" / "index.html", "<html></html>")
+    (tmp_path / "config" / "studies").mkdir(parents=True, exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    found = CliRunner().invoke(app, ["merge"])
+    assert found.exit_code == 0, found.output
+    assert "1 reports, each recomputed from its records" in found.output
+    assert "Not merged: this checkout: bad⟨U+001B⟩[2J: The page's data block" in found.output

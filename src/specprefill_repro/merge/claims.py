@@ -10,22 +10,13 @@ from specprefill_repro.bundles.schema import machine_of
 from specprefill_repro.estimates.schema import CellEstimate
 from specprefill_repro.files import content_id
 from specprefill_repro.merge.random_effects import Effects, random_effects
-from specprefill_repro.report.data import ReportData
+from specprefill_repro.merge.sources import Source
 from specprefill_repro.verdicts.matching import is_full_match
 from specprefill_repro.verdicts.schema import Claim, Rule, Verdict, Word
 
 SPEED_RULES = (Rule.AT_LEAST, Rule.EQUAL, Rule.PREDICTED, Rule.SLOWER, Rule.TIED, Rule.SHOWN)
 OF_THE_MACHINE = frozenset({"hardware", "memory"})
 """A claim may differ in these and still be about the same thing, on another machine."""
-
-
-@dataclass(frozen=True)
-class Source:
-    """One report."""
-
-    name: str
-    """Where it came from: `this checkout: STUDY`, or the identity of a bundle."""
-    data: ReportData
 
 
 @dataclass(frozen=True)
@@ -41,6 +32,8 @@ class Row:
     """Its standard error."""
     left_out: str | None
     """Why it does not count."""
+    again: bool = False
+    """Whether that is because its trials count already in another report."""
 
 
 @dataclass(frozen=True)
@@ -54,14 +47,18 @@ class MergedClaim:
 
 
 def merge_claims(sources: Sequence[Source]) -> list[MergedClaim]:
-    """One entry for each claim that any report speaks to; cards that differ in anything are different claims."""
+    """One entry for each claim that any report speaks to; cards that differ in anything are different claims.
+
+    A trial counts once for a claim, in the first report that has it, whatever else the reports say.
+    """
     rows: dict[str, list[Row]] = {}
     claims: dict[str, Claim] = {}
+    counted: dict[str, dict[str, str]] = {}
     for source in sources:
         for verdict in source.data.verdicts.verdicts:
             key = content_id(verdict.claim)
             claims[key] = verdict.claim
-            rows.setdefault(key, []).append(_row(source, verdict))
+            rows.setdefault(key, []).append(_row(source, verdict, counted.setdefault(key, {})))
     return [_merged(claims[key], tuple(rows[key])) for key in sorted(rows, key=lambda key: (claims[key].id, key))]
 
 
@@ -83,13 +80,22 @@ def _one_machine(found: list[tuple[float, float]]) -> tuple[float, float]:
     return summed.mean, summed.error
 
 
-def _row(source: Source, verdict: Verdict) -> Row:
+def _row(source: Source, verdict: Verdict, counted: dict[str, str]) -> Row:
+    """Args: counted: by the hash of a record, the report whose row for this claim it counts in; gets those of this."""
     cell = next((c for c in source.data.estimates.cells if verdict.cells and c.cell == verdict.cells[0]), None)
     left_out = _why_not(verdict, cell)
     effect = error = None
+    again: list[str] = []
     if left_out is None and cell is not None:
-        effect, error = _effect(cell)
-    return Row(source.name, machine_of(source.data.estimates), verdict, effect, error, left_out)
+        records = [record for pair in cell.pairs for record in (pair.dense_record, pair.treated_record)]
+        again = [record for record in records if record in counted]
+        if again:
+            how_many = "its trials" if len(again) == len(records) else f"{len(again)} of its {len(records)} trials"
+            left_out = f"{how_many} count already in {counted[again[0]]}"
+        else:
+            counted.update(dict.fromkeys(records, source.name))
+            effect, error = _effect(cell)
+    return Row(source.name, machine_of(source.data.estimates), verdict, effect, error, left_out, bool(again))
 
 
 def _why_not(verdict: Verdict, cell: CellEstimate | None) -> str | None:

@@ -1,32 +1,48 @@
 """The page over many machines: reports/merged/index.html, and merged.json beside it."""
 
 import math
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
 
-from specprefill_repro.errors import ReproError
-from specprefill_repro.files import read_limited, write_json, write_text
-from specprefill_repro.merge.claims import MergedClaim, Source, merge_claims
+from specprefill_repro.errors import Exit, ReproError
+from specprefill_repro.files import write_json, write_text
+from specprefill_repro.merge.claims import MergedClaim, merge_claims
+from specprefill_repro.merge.sources import LeftOut, Source, find_sources
 from specprefill_repro.project import Project
 from specprefill_repro.report import charts, numbers
 from specprefill_repro.report.build import template_environment
-from specprefill_repro.report.data import read_embedded
 from specprefill_repro.report.rows import SYMBOLS
-from specprefill_repro.verify import MAX_PAGE_BYTES
-
-NAME = "merged"
 
 
-def write_merged(project: Project) -> tuple[Path, list[MergedClaim]]:
-    """Merge this checkout's reports with all imported ones; returns the page and what is on it.
+@dataclass(frozen=True)
+class Merged:
+    """What was written."""
+
+    page: Path
+    claims: list[MergedClaim]
+    sources: list[Source]
+    left_out: list[LeftOut]
+
+
+def write_merged(project: Project) -> Merged:
+    """Merge this checkout's reports with all imported ones.
 
     Raises:
-        ReproError: there are no reports.
+        ReproError: there are no reports, or none that follows from its records.
     """
-    sources = find_sources(project)
+    sources, left_out = find_sources(project)
+    if not sources and left_out:
+        raise ReproError(
+            "There is nothing to merge: every report is left out. "
+            + " ".join(f"{each.name}: {each.why}" for each in left_out[:5]),
+            "They were changed after they were made, or another version of this package made them.",
+            "Make your own again (./reproduce), and fetch the others again from where they were published.",
+            Exit.VERIFICATION,
+        )
     if not sources:
         raise ReproError(
             "There is nothing to merge.",
@@ -34,27 +50,11 @@ def write_merged(project: Project) -> tuple[Path, list[MergedClaim]]:
             "Run a study (./reproduce), or import bundles: specprefill-repro import bundle.zip",
         )
     merged = merge_claims(sources)
-    page = project.report(NAME)
-    write_json(page.parent / "merged.json", [plain(claim) for claim in merged])
-    write_text(page, render_merged(sources, merged))
-    return page, merged
-
-
-def find_sources(project: Project) -> list[Source]:
-    """Imported reports, which were checked when they came, and the reports of this checkout.
-
-    An imported report that is also one of this checkout's counts once.
-    """
-    pages = [
-        (folder.name, folder / "index.html") for folder in sorted((project.results / "imported").glob("[0-9a-f]*"))
-    ]
-    own = sorted(path for path in (project.root / "reports").glob("*/index.html") if path.parent.name != NAME)
-    pages += [(f"this checkout: {path.parent.name}", path) for path in own]
-    found: dict[bytes, Source] = {}
-    for name, path in pages:
-        content = read_limited(path, MAX_PAGE_BYTES)
-        found.setdefault(content, Source(name, read_embedded(content.decode(errors="replace"))))
-    return list(found.values())
+    page = project.merged_report
+    data = {"claims": [plain(claim) for claim in merged], "left_out": [asdict(each) for each in left_out]}
+    write_json(page.parent / "merged.json", data)
+    write_text(page, render_merged(sources, merged, left_out))
+    return Merged(page, merged, sources, left_out)
 
 
 def plain(merged: MergedClaim) -> dict[str, Any]:
@@ -79,13 +79,14 @@ def plain(merged: MergedClaim) -> dict[str, Any]:
     }
 
 
-def render_merged(sources: list[Source], merged: list[MergedClaim]) -> str:
+def render_merged(sources: list[Source], merged: list[MergedClaim], left_out: Sequence[LeftOut] = ()) -> str:
     """The page; the same bytes for the same reports."""
     environment = template_environment("specprefill_repro.merge")
     environment.globals.update(n=numbers, exp=math.exp, sqrt=math.sqrt)
     return environment.get_template("merged.html").render(
         sources=sources,
         merged=merged,
+        left_out=left_out,
         symbols=SYMBOLS,
         forests={number: Markup(forest(claim)) for number, claim in enumerate(merged) if claim.machines},  # our own SVG
     )

@@ -105,7 +105,7 @@ def read_embedded(page: str) -> ReportData:
             raise ValueError("it is cut short, too long, or larger than 50 MB")
         if hashlib.sha256(content).hexdigest() != envelope["sha256"]:
             raise ValueError("its SHA-256 is not the one that stands beside it")
-    except (ValueError, KeyError, TypeError, OSError, EOFError) as error:
+    except (ValueError, KeyError, TypeError, OSError, EOFError, RecursionError) as error:
         raise ReproError(
             f"The page's data block could not be read: {error}",
             "The page was edited, cut short, or is not a report of this package.",
