@@ -238,26 +238,29 @@ def _cell(
 def _from_published(
     cell: Cell, facts: Facts, target: ModelFacts, draft: ModelFacts, claims: Iterable[Claim]
 ) -> CellForecast:
-    """Seconds as others published them. A treated arm of which nobody published a time counts as long as the dense."""
+    """Seconds as others published them."""
     dense = published_time(claims, cell.length, facts.hardware, target)
     if dense is None:
         return CellForecast(cell, None, None, None, None, None)
-    treated = None
+    treated = dense if cell.treatment.reads_all else None
     if cell.treated.kind is ArmKind.SPECULATIVE:
         treated = published_time(claims, cell.length, facts.hardware, target, draft, cell.keep)
-    seconds = (treated or dense).seconds
-    return CellForecast(cell, dense.seconds, seconds, None, None, None, tuple(t for t in (dense, treated) if t))
+    seconds, taken = (treated.seconds if treated else None), dict.fromkeys(time for time in (dense, treated) if time)
+    return CellForecast(cell, dense.seconds, seconds, None, None, None, tuple(taken))
 
 
 def _seconds(
     study: Study, cells: tuple[CellForecast, ...], overhead: float, blocks: Callable[[Cell], int]
 ) -> float | None:
-    """Of all trials; those whose times are published warm up too, and load in a time that nobody published."""
+    """Of all trials; those whose times are published warm up too, and load in a time that nobody published.
+
+    A treated trial of which nobody published a time counts as long as a dense one, which is no prediction.
+    """
     total = 0.0
     for found in cells:
-        if found.dense_seconds is None or found.treated_seconds is None:
+        if found.dense_seconds is None:
             return None
-        each = found.dense_seconds + found.treated_seconds
+        each = found.dense_seconds + (found.dense_seconds if found.treated_seconds is None else found.treated_seconds)
         besides = each * min(1.0, study.warmup_tokens / found.cell.length) if found.published else 2 * overhead
         total += 2 * blocks(found.cell) * (each + besides)
     return total
@@ -310,7 +313,10 @@ def summary_lines(study: Study, found: Forecast) -> list[str]:
     lines = [f"trials: {trials}", *too_few_blocks(study), *_time_lines(found), *_room_lines(study, found)]
     lines += _claim_lines(found.foreseen)
     if found.missing:
-        lines.append(f"not here yet: {', '.join(found.missing)}; no speed-up of a cell that needs them is predicted.")
+        lines.append(
+            f"not here yet: {', '.join(found.missing)}; no speed-up of a cell that needs them is predicted: without "
+            "the models it can't be said whether there can be a gain here, nor what it costs in answers."
+        )
         if found.needs.too_large_for(found.room):
             tiny = "" if study.name.endswith(SUFFIX) else f"./reproduce {study.name} --scale {TINY}, or "
             lines.append(f"Instead: {tiny}one that fits; `specprefill-repro doctor` lists them.")
@@ -364,7 +370,7 @@ def _clear(found: Forecast) -> str:
 
 
 def _time_lines(found: Forecast) -> list[str]:
-    unknown = [cell.cell.id for cell in found.cells if cell.dense_seconds is None or cell.treated_seconds is None]
+    unknown = [cell.cell.id for cell in found.cells if cell.dense_seconds is None]
     if found.least_seconds is None or found.most_seconds is None:
         return [
             f"time: not known; {len(unknown)} of {len(found.cells)} cells have a model that is not here, and of which "
@@ -377,6 +383,12 @@ def _time_lines(found: Forecast) -> list[str]:
         lines.append(
             f"  ~: as on {', '.join(sorted(set(taken.values())))}, by the published figures "
             f"{', '.join(sorted(taken))}; without loading the models. This machine may be faster or slower."
+        )
+    guessed = sum(cell.treated_seconds is None for cell in found.cells)
+    if guessed:
+        lines.append(
+            f"  ?: of {guessed} of {len(found.cells)} cells nobody published how long a treated trial takes; in the "
+            "time above it is counted as long as a dense one, which is no prediction."
         )
     return lines
 

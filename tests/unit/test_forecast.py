@@ -198,8 +198,25 @@ def test_an_unlocked_study_of_the_hub_is_planned_without_any_of_its_models(
     assert re.search(r"time: about [\d.]+ (min|h) to [\d.]+ h, at 1 trial", said)
     assert all(cell.speedup is None for cell in found.cells), "a published speed-up is what the study is to test"
     assert "no speed-up of a cell that needs them is predicted" in said
+    assert "without the models it can't be said whether there can be a gain here" in said
     tight = text(study, dataclasses.replace(found, room=Room(20 * 10**9, 10**12)))
     assert "needs about 97 GB of memory, and 20 GB can be used" in tight and "--scale tiny" in tight
+
+
+def test_a_treated_time_that_nobody_published_is_not_shown_as_the_dense_one(
+    shipped: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on(monkeypatch, "Apple M2 Ultra", 128)
+    study = load_study(shipped, "green2026-122b")
+    found = planned(shipped, study)
+    rows = dict(line.split("\t", 1) for line in text(study, found).splitlines() if "\t" in line)
+    for cell in found.cells:
+        dense, treated = rows[cell.cell.id].split("\t")[1:3]
+        reads_all, cards = cell.cell.treatment.reads_all, {time.card for time in cell.published}
+        assert dense.startswith("~")
+        assert (treated == dense) if reads_all else (treated == "?") if len(cards) == 1 else treated.startswith("~")
+    unknown = sum(row.split("\t")[2] == "?" for row in rows.values())
+    assert unknown and f"?: of {unknown} of {len(found.cells)} cells nobody published" in text(study, found)
 
 
 def test_the_plan_says_which_claims_will_be_judged_and_by_what_the_others_fail(
