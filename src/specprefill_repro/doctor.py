@@ -16,6 +16,7 @@ from specprefill_repro.errors import Exit, ReproError
 from specprefill_repro.fitting import Fit, Room, fits, room_here, usable_memory
 from specprefill_repro.project import Project
 from specprefill_repro.study.scale import TINY
+from specprefill_repro.this_command import this_command
 from specprefill_repro.trials import linux, macos
 from specprefill_repro.trials.busy import OTHER_CPU_PERCENT, is_overloaded
 from specprefill_repro.trials.canary import CanaryWork, work
@@ -301,7 +302,7 @@ def study_lines(found: list[Fit]) -> list[str]:
         lines.append("Run one:          ./reproduce STUDY   (all that fit: ./reproduce --all-that-fit)")
     if len(fitting) < len(found):
         lines.append(f"Of the others:    ./reproduce STUDY --scale {TINY}   (the same on small random models)")
-    lines.append("What one takes:   specprefill-repro plan STUDY")
+    lines.append(f"What one takes:   {this_command()} plan STUDY")
     return lines
 
 

@@ -28,6 +28,7 @@ from specprefill_repro.study.engines import IN_PROCESS, VllmMlxEngine
 from specprefill_repro.study.plan import ArmKind, Cell, plan_cells
 from specprefill_repro.study.scale import SUFFIX, TINY
 from specprefill_repro.study.schema import Study, Treatment
+from specprefill_repro.this_command import this_command
 from specprefill_repro.trials.machine import machine_facts
 from specprefill_repro.trials.probes import LENGTHS, Probe, Probes, probe_model
 from specprefill_repro.verdicts.claims import load_claims, study_claims
@@ -319,7 +320,7 @@ def summary_lines(study: Study, found: Forecast) -> list[str]:
         )
         if found.needs.too_large_for(found.room):
             tiny = "" if study.name.endswith(SUFFIX) else f"./reproduce {study.name} --scale {TINY}, or "
-            lines.append(f"Instead: {tiny}one that fits; `specprefill-repro doctor` lists them.")
+            lines.append(f"Instead: {tiny}one that fits; `{this_command()} doctor` lists them.")
         else:
             lines.append(f"Fetch them, and run the study, with: ./reproduce {study.name}")
     return [*lines, *_help_lines(study, found)]

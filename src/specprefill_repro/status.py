@@ -28,6 +28,7 @@ from specprefill_repro.steps import Step, steps_of
 from specprefill_repro.study.plan import Cell, block_trials, plan_cells
 from specprefill_repro.study.scale import SUFFIX, TINY
 from specprefill_repro.study.schema import Study
+from specprefill_repro.this_command import this_command
 from specprefill_repro.trials.block import block_fingerprint
 from specprefill_repro.trials.schema import BlockReceipt
 from specprefill_repro.trials.store import Store
@@ -273,7 +274,7 @@ def summary_lines(project: Project, study: Study, found: Sequence[Standing]) -> 
         price += f", and {unknown} of unknown length,"
     lines = [f"{counts}; {price} to bring up to date: {_command(study)}"]
     if unknown:
-        lines.append(f"Predicted from short probes: specprefill-repro plan {_command(study).partition(' ')[2]}")
+        lines.append(f"Predicted from short probes: {this_command()} plan {_command(study).partition(' ')[2]}")
     page = project.report(study.name)
     if page.is_file():
         lines.append(f"The last report stays until the new one has passed: {project.relative(page)}")

@@ -16,6 +16,7 @@ from specprefill_repro.project import Project
 from specprefill_repro.report import charts, numbers
 from specprefill_repro.report.build import template_environment
 from specprefill_repro.report.rows import SYMBOLS
+from specprefill_repro.this_command import this_command
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ def write_merged(project: Project) -> Merged:
         raise ReproError(
             "There is nothing to merge.",
             "This checkout has no report yet, and no bundle was imported.",
-            "Run a study (./reproduce), or import bundles: specprefill-repro import bundle.zip",
+            f"Run a study (./reproduce), or import bundles: {this_command()} import bundle.zip",
         )
     merged = merge_claims(sources)
     page = project.merged_report

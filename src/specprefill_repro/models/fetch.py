@@ -51,6 +51,7 @@ from specprefill_repro.models.schema import (
     Source,
 )
 from specprefill_repro.project import Project
+from specprefill_repro.this_command import this_command
 from specprefill_repro.trials.progress import say
 
 FLOAT32_PER_PACKED_BYTE = 8
@@ -138,7 +139,7 @@ def lock_model(
         raise ReproError(
             f"{name!r} is made from {base!r} and has no files of its own to lock.",
             "The lock holds what comes from outside; the rest follows from config/models.yaml.",
-            f"specprefill-repro lock {base}",
+            f"{this_command()} lock {base}",
         )
     if isinstance(source, HubSource):
         with _sole_maker(project, name):
@@ -170,7 +171,7 @@ def confirm_lock(project: Project, name: str) -> LockedModel:
         raise ReproError(
             f"{name!r} is not locked.",
             "config/models.lock.yaml has no entry for it.",
-            f"specprefill-repro lock {name}",
+            f"{this_command()} lock {name}",
         )
     entry = entry.model_copy(update={"first_use": False})
     with _sole_maker(project, name):
@@ -262,7 +263,7 @@ def _require_locked(
             [file for file in entry.files if only(file)],
             files,
             "The download was damaged, or the source was changed after it was locked. What was there is unchanged.",
-            f"Run the same command again; to accept the new files: specprefill-repro lock {name}",
+            f"Run the same command again; to accept the new files: {this_command()} lock {name}",
         )
 
 

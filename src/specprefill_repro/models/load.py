@@ -18,6 +18,7 @@ from specprefill_repro.models.schema import (
     Synthetic,
 )
 from specprefill_repro.project import Project
+from specprefill_repro.this_command import this_command
 
 
 def model_names(project: Project) -> list[str]:
@@ -110,14 +111,14 @@ def locked_model(project: Project, name: str) -> LockedModel | None:
                 f"{name}: config/models.yaml names revision {source.revision}, "
                 f"the lock was made for {locked.revision}.",
                 "The revision was changed and the model was not locked again.",
-                f"specprefill-repro lock {name}   (to accept the new revision)",
+                f"{this_command()} lock {name}   (to accept the new revision)",
                 Exit.VERIFICATION,
             )
     if source != locked:
         raise ReproError(
             f"{name}: config/models.lock.yaml was made for another source than config/models.yaml names.",
             "The definition was changed and the model was not locked again.",
-            f"specprefill-repro lock {name}   (to accept the new source)",
+            f"{this_command()} lock {name}   (to accept the new source)",
             Exit.VERIFICATION,
         )
     return entry

@@ -6,6 +6,7 @@ from pathlib import Path
 import psutil
 
 from specprefill_repro.errors import Exit, ReproError
+from specprefill_repro.this_command import this_command
 
 
 def require_room(folder: Path, needed: int, name: str) -> None:
@@ -41,7 +42,7 @@ def require_memory(name: str, weight_bytes: int) -> None:
         "Nothing was downloaded: the model could not be run here."
         if larger
         else "Nothing was downloaded: other programs hold the memory that the model would need.",
-        "Choose a study with smaller models: specprefill-repro plan STUDY says what each takes."
+        f"Choose a study with smaller models: {this_command()} plan STUDY says what each takes."
         if larger
         else "Close other programs, then run the same command again.",
         Exit.ENVIRONMENT,

@@ -18,6 +18,7 @@ from specprefill_repro.files import read_yaml_model, write_text
 from specprefill_repro.project import Project
 from specprefill_repro.schema import Frozen
 from specprefill_repro.study.schema import Study
+from specprefill_repro.this_command import this_command
 from specprefill_repro.verdicts.schema import Claim, ClaimKind, Contradiction
 
 SCHEMA_COMMAND = "python -m specprefill_repro.verdicts.claims --write-schema"
@@ -78,7 +79,7 @@ def study_claims(study: Study, claims: Mapping[str, Claim]) -> list[Claim]:
             raise ReproError(
                 f"The study {study.name!r} names the claim {pattern!r}, and no card fits it.",
                 f"It is misspelt; near it: {', '.join(near)}." if near else "It is misspelt, or its card was removed.",
-                "List the cards with: specprefill-repro claims list",
+                f"List the cards with: {this_command()} claims list",
             )
         chosen |= {claim.id: claim for claim in found}
     return list(chosen.values())
@@ -94,7 +95,7 @@ def choose_claims(claims: Mapping[str, Claim], pattern: str = "*", kind: str | N
         raise ReproError(
             f"There is no kind of claim {kind!r}.",
             f"There are: {', '.join(ClaimKind)}.",
-            f"List one of them: specprefill-repro claims list --kind {ClaimKind.AUTHOR_CLAIM}",
+            f"List one of them: {this_command()} claims list --kind {ClaimKind.AUTHOR_CLAIM}",
         )
     wanted = tuple(ClaimKind) if kind is None else (kind.replace("-", "_"),)
     return [card for name, card in claims.items() if fnmatchcase(name, pattern) and card.kind in wanted]
@@ -111,7 +112,7 @@ def find_claim(name: str, claims: Mapping[str, Claim]) -> Claim:
         raise ReproError(
             f"There is no claim {name!r}.",
             f"It is misspelt; near it: {', '.join(near)}." if near else "It is misspelt, or its card was removed.",
-            "List the cards with: specprefill-repro claims list",
+            f"List the cards with: {this_command()} claims list",
         )
     return claims[name]
 
