@@ -260,15 +260,16 @@ def _only_run(project: Project) -> Iterator[None]:
             Exit.ENVIRONMENT,
         ) from error
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ReproError(
+                "Another run is at work in this checkout.",
+                f"It holds {path}.",
+                "Wait for it to end, or end it, and run the same command again.",
+                Exit.ENVIRONMENT,
+            ) from error
         yield
-    except BlockingIOError as error:
-        raise ReproError(
-            "Another run is at work in this checkout.",
-            f"It holds {path}.",
-            "Wait for it to end, or end it, and run the same command again.",
-            Exit.ENVIRONMENT,
-        ) from error
     finally:
         os.close(descriptor)
 

@@ -122,6 +122,11 @@ def test_target_side_prefill_code_makes_every_trial_stale(finished, edit):
     assert planned_outputs(finished) == {GATE, SPECULATIVE, PLACEBO, *ANALYSIS}
 
 
+def test_another_warm_up_makes_every_trial_stale(finished, edit):
+    edit("src/specprefill_repro/trials/planned_job.py", "[: study.warmup_tokens]", "[: study.warmup_tokens + 1]")
+    assert planned_outputs(finished) == {SPECULATIVE, PLACEBO, *ANALYSIS}
+
+
 def test_adding_a_keep_rate_runs_its_blocks_alone(finished, edit):
     edit("config/studies/tiny.yaml", "keep: [0.5]", "keep: [0.5, 0.3]")
     stale, block = due(finished), "blocks/pair-400-speculative-keep0.3/0.json"

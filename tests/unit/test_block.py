@@ -95,3 +95,14 @@ def test_what_zlib_leaves_of_a_prompt_tells_prose_from_repetition():
     repeated = _compressed_share("The quick brown fox jumps over the lazy dog. " * 60)
     assert varied is not None and repeated is not None and repeated < 0.05 < 0.3 < varied < 1
     assert _compressed_share("") is None
+
+
+def test_no_damaged_receipt_replaces_another(store):
+    name = "f" * 64
+    folder = store.receipt_path(name).parent
+    folder.mkdir(parents=True)
+    for content in (b"one", b"two", b"three"):
+        store.receipt_path(name).write_bytes(content)
+        store.set_aside(name)
+    kept = {file.name.removeprefix(name): file.read_bytes() for file in folder.iterdir()}
+    assert kept == {".json.damaged": b"one", ".json.damaged-2": b"two", ".json.damaged-3": b"three"}

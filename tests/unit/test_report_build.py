@@ -13,8 +13,9 @@ from report_inputs import WORLDS, expectation, published, report_data, verdict
 from specprefill_repro.errors import ReproError
 from specprefill_repro.report.build import render_report, visible
 from specprefill_repro.report.data import LISTED_TRIALS, read_embedded
-from specprefill_repro.report.rows import verdict_row
-from specprefill_repro.study.schema import Treatment
+from specprefill_repro.report.rows import COLUMNS, evidence_rows, verdict_row
+from specprefill_repro.study.schema import Comparison, Treatment
+from specprefill_repro.trials.schema import TrialRecord
 from specprefill_repro.trials.table import Trials
 from specprefill_repro.verdicts.build import build_verdicts
 from specprefill_repro.verdicts.matching import Facts
@@ -281,3 +282,18 @@ def test_how_many_more_pairs_would_settle_a_verdict_is_said_once() -> None:
     text = render_report(data.model_copy(update={"verdicts": judged}))
     table = text.partition('id="verdicts"')[2].partition("</table>")[0]
     assert table.count("more pairs would settle it") == len(open_ones)
+
+
+@pytest.mark.parametrize(("missing", "fine"), [(0, True), (1, False)])
+def test_a_rule_that_kept_every_token_ran_as_asked_and_one_that_did_not_fell_back(missing: int, fine: bool) -> None:
+    everything = Comparison(pair="padded", treatment=Treatment.SPECULATIVE, lengths=(512,), keep=(1.0,), blocks=3)
+    data = report_data("gain", comparisons=(everything,), verdicts=())
+
+    def ran_dense(record: TrialRecord) -> TrialRecord:
+        evidence = record.evidence.model_copy(update={"tokens_kept": record.prompt.tokens - missing})
+        return record.model_copy(update={"outcome": "dense", "evidence": evidence})
+
+    trials = Trials.of_records([ran_dense(record) if record.treated else record for record in data.records])
+    row = evidence_rows(data, trials.frame(COLUMNS))[0]
+    assert row.arm == "speculative" and row.fine == fine
+    assert ("asked for sparse, ran dense" in row.problem) != fine

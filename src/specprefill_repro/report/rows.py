@@ -198,7 +198,10 @@ def evidence_row(label: str, treatment: Treatment, treated: bool, trials: pd.Dat
     none_expected = evidence["rotary_modules_expected"] == 0
     matching = int(((evidence["rotary_positions_sha256"] == evidence["kept_sha256"]) | none_expected).sum())
     problems = []
-    others = sorted(set(trials["outcome"].unique()) - {wanted})
+    # Where every chunk is kept, as at keep 1, the whole prompt is what was asked for.
+    whole = (trials["outcome"] == "dense") & (evidence["tokens_kept"] == trials["prompt.tokens"])
+    as_asked = (trials["outcome"] == wanted) | (whole if sparse else False)
+    others = sorted(trials["outcome"][~as_asked].unique())
     if others:
         problems.append(f"asked for {wanted}, ran {', '.join(others)}")
     if sparse and matching < len(trials):

@@ -24,11 +24,12 @@ from specprefill_repro.study.plan import Arm, ArmKind, Cell, PlannedTrial, block
 from specprefill_repro.study.schema import Study
 from specprefill_repro.trials.busy import was_busy
 from specprefill_repro.trials.canary import canary
-from specprefill_repro.trials.job import Forced, Job, Measurement
+from specprefill_repro.trials.job import Measurement
 from specprefill_repro.trials.lease import machine_lease
 from specprefill_repro.trials.machine import machine_facts
+from specprefill_repro.trials.planned_job import arm_of, job_of, prompt_of
 from specprefill_repro.trials.progress import report, report_warning, say
-from specprefill_repro.trials.schema import BlockReceipt, Canary, Evidence, PromptFacts, TrialRecord
+from specprefill_repro.trials.schema import BlockReceipt, Canary, PromptFacts, TrialRecord
 from specprefill_repro.trials.store import Store
 
 
@@ -55,7 +56,8 @@ def block_settings(project: Project, study: Study, cell: Cell, engine: Engine | 
 
 def block_code(engine: Engine, cell: Cell) -> tuple[str, ...]:
     """Modules whose code can change a block's numbers."""
-    return ("specprefill_repro.prompts.needle", *engine.code((cell.baseline.kind, cell.treated.kind)))
+    own = ("specprefill_repro.prompts.needle", "specprefill_repro.trials.planned_job")
+    return (*own, *engine.code((cell.baseline.kind, cell.treated.kind)))
 
 
 def block_fingerprint(
@@ -162,27 +164,9 @@ def _measure_block(
             measured: list[TrialRecord] = []
             first: dict[int, Measurement] = {}
             for trial in trials:
-                arm = cell.treated if trial.treated else cell.baseline
-                prompt = prompts.prompts[trial.prompt]
-                # The other prompt of this block: another text, so that nothing of the timed one is warm.
-                warmup = prompts.prompts[trial.prompt ^ 1]
-                job = Job(
-                    target_folder=str(project.model_folder(target.name)),
-                    draft_folder=str(project.model_folder(draft.name)) if arm.kind is ArmKind.SPECULATIVE else None,
-                    arm=arm,
-                    ids=prompt.ids,
-                    needle_tokens=prompt.needle_tokens,
-                    warmup_ids=warmup.ids[: study.warmup_tokens],
-                    step=study.prefill_step,
-                    answer_tokens=study.prompts.answer_tokens,
-                    seed=f"{study.seed}/{cell.id}/{prompt.id}",
-                    logits_file=str(Path(folder) / f"{trial.position}.f32"),
-                    log_file=str(Path(folder) / f"{trial.position}.log.gz"),
-                    text=prompt.text,
-                    warmup_text=warmup.text[: len(warmup.text) * study.warmup_tokens // len(warmup.ids)],
-                    log_probabilities=study.prompts.perplexity and arm.kind is ArmKind.DENSE,
-                    forced=_forced(study, cell, trial, first.get(trial.prompt)),
-                )
+                arm, prompt = arm_of(cell, trial), prompt_of(prompts, trial)
+                folders = (project.model_folder(target.name), project.model_folder(draft.name), Path(folder))
+                job = job_of(study, cell, trial, prompts, *folders, first.get(trial.prompt))
                 report(trial=cell.id, index=index, position=trial.position, arm=arm.kind)
                 measurement = engine.measure(job, lease)
                 first.setdefault(trial.prompt, measurement)
@@ -227,17 +211,6 @@ def _runs(pid: int) -> bool:
         return False
     except psutil.AccessDenied:
         return True
-
-
-def _forced(study: Study, cell: Cell, trial: PlannedTrial, first: Measurement | None) -> Forced | None:
-    """What the second trial of a pair does for the perplexity; `first` is what the pair's first one measured."""
-    if first is None or not study.prompts.perplexity or cell.treated.kind.reads_all:
-        return None
-    if not isinstance(first.evidence, Evidence):
-        return None  # A server can't be told what to say.
-    if trial.treated:
-        return Forced(arm=cell.treated, tokens=first.tokens, kept=None)
-    return Forced(arm=cell.treated, tokens=None, kept=first.evidence.kept_ranges)
 
 
 def _record(

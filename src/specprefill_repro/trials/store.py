@@ -8,6 +8,7 @@ measurement.
 
 import array
 import hashlib
+import itertools
 import json
 from pathlib import Path
 
@@ -150,7 +151,7 @@ class Store:
         return receipt
 
     def set_aside(self, fingerprint: str) -> Path:
-        """Rename a receipt to NAME.damaged, so that a new one does not replace it, and return its new path.
+        """Rename a receipt to NAME.damaged (.damaged-2, ...), so that none replaces another, and return its new path.
 
         It names the block's records, which stay where they are.
 
@@ -158,7 +159,8 @@ class Store:
             ReproError: the folder may not be written.
         """
         path = self.receipt_path(fingerprint)
-        aside = path.with_name(f"{path.name}.damaged")
+        names = itertools.chain([f"{path.name}.damaged"], (f"{path.name}.damaged-{n}" for n in itertools.count(2)))
+        aside = next(place for place in map(path.with_name, names) if not place.exists())
         try:
             path.replace(aside)
         except OSError as error:
