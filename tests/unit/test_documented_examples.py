@@ -1,13 +1,22 @@
 """Examples that a reader copies from the documentation must be accepted as they stand."""
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 
-from specprefill_repro.files import read_yaml_model
+from specprefill_repro import stages
+from specprefill_repro.files import read_model, read_yaml_model, write_text
+from specprefill_repro.gate.schema import GateResult
+from specprefill_repro.project import Project
+from specprefill_repro.prompts.schema import PromptSet
+from specprefill_repro.run import check_study
 from specprefill_repro.schema import Frozen
+from specprefill_repro.study.load import load_study
+from specprefill_repro.study.plan import plan_cells
 from specprefill_repro.study.schema import Study
+from tiny_model import write_tiny_model
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "config").glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
@@ -40,3 +49,32 @@ def test_no_page_calls_python_outside_the_environment(page):
         r"^    (?:\.venv/bin/)?(python\S* -m pytest|pytest)\b", page.read_text(encoding="utf-8"), re.M
     )
     assert not commands, "after ./reproduce alone there is no pytest: the documented command is ./test"
+
+
+def test_the_worked_example_holds_for_two_models_in_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both as in the text, but for what the sources are: no test asks the Hub."""
+    text = (ROOT / "config" / "README.md").read_text(encoding="utf-8")
+    part = text.partition("## My own pair")[2].partition("\n## ")[0]
+    models, study = re.findall(r"^```yaml\n(.*?)^```", part, re.M | re.S)
+    for number, (name, layers) in enumerate((("my-target", 4), ("my-draft", 2))):
+        folder = write_tiny_model(tmp_path / "models" / name, seed=number, layers=layers)
+        models, found = re.subn(rf"({name}:\n    source: ){{.*?}}", rf"\1{{kind: local, path: {folder}}}", models)
+        assert found == 1
+    write_text(tmp_path / "Snakefile", "")
+    shutil.copytree(ROOT / "config" / "claims", tmp_path / "config" / "claims")
+    shutil.copytree(ROOT / "envs", tmp_path / "envs")
+    write_text(tmp_path / "config" / "models.yaml", models)
+    write_text(tmp_path / "config" / "studies" / "mine.yaml", study)
+    monkeypatch.chdir(tmp_path)
+    project = Project(tmp_path)
+    loaded = load_study(project, "mine")
+    check_study(project, loaded)
+    blocks = sum(cell.blocks for cell in plan_cells(loaded))
+    assert f"{blocks} blocks, which is {4 * blocks} trials" in part
+    for model in ("my-target", "my-draft"):
+        stages.model("mine", model)
+    stages.prompts("mine", "mine", 2048)
+    assert len(read_model(project.prompts("mine", "mine", 2048), PromptSet).prompts) >= 2 * loaded.comparisons[0].blocks
+    stages.gate("mine", "mine")
+    gate = read_model(project.gate("mine", "mine"), GateResult)
+    assert gate.passed, gate.failures

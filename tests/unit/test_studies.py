@@ -283,3 +283,16 @@ def test_a_file_may_not_say_that_it_was_changed(tmp_path):
     (tmp_path / "config/studies/keep-rate.yaml").write_text(text + "shrunk: 3\n")
     with pytest.raises(ReproError, match="shrunk"):
         load_study(Project(tmp_path), "keep-rate")
+
+
+def test_every_study_has_the_controls_that_the_design_names() -> None:
+    """Placebo, plain and random everywhere but in `engines-demo`; a target as its own draft in two studies alone."""
+    has, own_draft = {}, set()
+    for name in study_names(PROJECT):
+        study = load_study(PROJECT, name)
+        has[name] = {Treatment.PLACEBO, Treatment.PLAIN, Treatment.RANDOM} <= {c.treatment for c in study.comparisons}
+        own_draft |= {name for pair in study.pairs.values() if pair.target == pair.draft}
+    assert [name for name, whole in has.items() if not whole] == ["engines-demo"]
+    assert own_draft == {"demo", "rules"}
+    design = (ROOT / "docs" / "design.md").read_text()
+    assert "Controls in every study" not in design and "are in `demo` and `rules` alone" in design
