@@ -127,12 +127,13 @@ def answer_line(project: Project, study: Study) -> str:
 
 @contextmanager
 def _ends_like_a_key_press() -> Iterator[None]:
-    """SIGTERM, and SIGHUP of a terminal that is closed, end a run as Ctrl-C does."""
+    """SIGTERM, and SIGHUP of a terminal that is closed, end a run as Ctrl-C does; under nohup a SIGHUP does nothing."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
+    hangup = [] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [signal.SIGHUP]
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGINT, *hangup)}
     try:
         yield
     finally:

@@ -4,8 +4,10 @@ import html
 import io
 import json
 import os
+import signal
 import subprocess
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -124,3 +126,19 @@ def test_the_answer_of_a_run_is_that_of_its_report(tmp_path: Path) -> None:
     headline, _, sentence = line.partition(". ")
     assert headline == "Yes" and "\n" not in line
     assert " ".join(sentence.split()) in " ".join(page.split())
+
+
+@pytest.mark.parametrize("handler", [signal.SIG_IGN, signal.SIG_DFL])
+def test_a_run_under_nohup_outlives_its_terminal(handler: signal.Handlers) -> None:
+    before = signal.signal(signal.SIGHUP, handler)
+    try:
+        with run._ends_like_a_key_press():
+            if handler is signal.SIG_IGN:
+                os.kill(os.getpid(), signal.SIGHUP)
+            else:
+                with pytest.raises(KeyboardInterrupt):
+                    os.kill(os.getpid(), signal.SIGHUP)
+                    time.sleep(1)
+        assert signal.getsignal(signal.SIGHUP) is handler
+    finally:
+        signal.signal(signal.SIGHUP, before)
