@@ -1,12 +1,16 @@
 """The one sentence at the top must be right in every situation, whatever else the page says."""
 
+import math
+
 import pytest
 
 from report_inputs import expectation, report_data, verdict
 from specprefill_repro.report.answer import Outcome, Role, answer, failed_controls, headline_cell, role
 from specprefill_repro.study.schema import Treatment
+from specprefill_repro.verdicts.build import build_verdicts
+from specprefill_repro.verdicts.matching import Facts
 from specprefill_repro.verdicts.rules import MET, UNDECIDED
-from specprefill_repro.verdicts.schema import Rule, Word
+from specprefill_repro.verdicts.schema import Conditions, Rule, Word
 from synthetic_records import World
 
 
@@ -115,3 +119,32 @@ def test_a_weak_baseline_gives_no_answer_whatever_the_claims() -> None:
     weak = World(dense_factor={"padded-1024-*": 6.0}, true_ratio={"padded-*-speculative-*": 3.0})
     found = answer(report_data(world=weak, natural=True, verdicts=()))
     assert found.outcome is Outcome.INVALID and "weak baseline: the dense arm took" in found.sentence
+
+
+GAINS = (Word.REPRODUCED, Word.EXCEEDED, Word.SMALLER)
+
+
+@pytest.mark.parametrize("ratio", [1.0, 1.12, 1.2, 1.35])
+@pytest.mark.parametrize("noise", [0.01, 0.06, 0.1, 0.14])
+def test_a_headline_and_a_verdict_on_the_same_cell_never_contradict_each_other(ratio: float, noise: float) -> None:
+    """An expectation of a small gain, which lies inside the margin of a noisy machine: seen by both, or by neither."""
+    data = report_data(world=World(noise=noise, true_ratio={"padded-*-speculative-*": ratio}), blocks=4)
+    for value in (1.05, 1.1, 1.3):
+        about = Conditions(pair="padded", treatment=Treatment.SPECULATIVE, keep=0.2)
+        more = {"value": value, "ruler": False, "conditions": about}
+        card = expectation("gain", Rule.AT_LEAST, "A gain.", "padded", Treatment.SPECULATIVE, **more)
+        verdicts = build_verdicts(data.study, data.estimates, [card], Facts())
+        (found,) = verdicts.verdicts
+        said = answer(data.model_copy(update={"verdicts": verdicts}))
+        if found.word in GAINS:
+            assert said.outcome is Outcome.GAIN, (found.sentence, said.sentence)
+        if said.outcome is Outcome.INCONCLUSIVE:
+            assert found.word not in GAINS
+            assert "run the study again on a quiet machine, or with more blocks" in said.sentence
+            share = math.expm1(max(math.log(1.03), data.estimates.placebo_margin or 0))
+            assert f"±{100 * share:.0f}\u00a0%" in said.sentence
+
+
+def test_an_unsettled_headline_is_a_sentence_about_answers_too() -> None:
+    sentence = answer(report_data("inconclusive", natural=True)).sentence
+    assert "; SpecPrefill lost none of the 6 answers" in sentence

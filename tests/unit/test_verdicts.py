@@ -257,16 +257,43 @@ def test_a_noisy_placebo_widens_the_tie_margin() -> None:
 
 def test_primary_claims_are_corrected_together() -> None:
     """A gain whose 95 % interval only just clears the margin does not survive beside many undecided primary claims."""
-    clear = speed_claim("clear", 1.5, Rule.AT_LEAST, primary=True)
-    world = World(true_ratio={MAC_CELL: 1.8}, noise=0.2)
+    clear = speed_claim("clear", 1.7, Rule.AT_LEAST, primary=True)
+    world = World(true_ratio={MAC_CELL: 1.8}, noise=0.15)
     alone = judge([clear], world, MAC, MAC_FACTS)["clear"]
-    assert alone.word is Word.REPRODUCED
-    others = [speed_claim(f"other-{i}", 2.1, Rule.AT_LEAST, primary=True) for i in range(60)]
+    assert alone.word is Word.REPRODUCED and alone.interval95 is not None
+    others = [speed_claim(f"other-{i}", 2.2, Rule.AT_LEAST, primary=True) for i in range(60)]
     together = judge([clear, *others], world, MAC, MAC_FACTS)
     assert together["other-0"].word is Word.INCONCLUSIVE
-    assert together["clear"].word is Word.INCONCLUSIVE and "(Holm)" in together["clear"].sentence
+    said = together["clear"].sentence
+    assert together["clear"].word is Word.INCONCLUSIVE and "(Holm)" in said
+    # 61 primary claims: 5 % / 61, so that the 99.92 % interval has to say the same.
+    assert "Taken alone this would be 'reproduced'" in said and "the 61 primary claims" in said
+    assert "at 0.082%, not at 5%" in said and "Its 99.92% interval, " in said
+    assert float(said.split("99.92% interval, ")[1].split(" to ")[0]) < 1.7 * 0.85 < alone.interval95.low
     secondary = [claim.model_copy(update={"primary": False}) for claim in others]
     assert judge([clear, *secondary], world, MAC, MAC_FACTS)["clear"].word is Word.REPRODUCED
+
+
+def test_a_control_that_the_correction_takes_back_is_named_by_the_word_of_the_table() -> None:
+    """Wholly below the border, and yet inconclusive: the sentence has to say why, in the words of the page."""
+    gain, slower = speed_claim("gain", 9.0, primary=True), speed_claim("slower", 1.0, Rule.SLOWER, primary=True)
+    card = slower.model_copy(
+        update={
+            "kind": ClaimKind.EXPECTATION,
+            "conditions": Conditions(pair="big", treatment=Treatment.SPECULATIVE),
+        }
+    )
+    undecided = [gain.model_copy(update={"id": f"open-{i}", "value": 0.72}) for i in range(9)]
+    world = World(true_ratio={MAC_CELL: 0.75}, noise=0.13)
+    estimates = build_estimates(MAC, *synthetic_study_records(MAC, 1, world)).model_copy(update={"placebo_margin": 0.2})
+    found = {v.claim.id: v for v in build_verdicts(MAC, estimates, [card, *undecided], MAC_FACTS).verdicts}
+    sentence = found["slower"].sentence
+    assert found["slower"].word is Word.INCONCLUSIVE and "slower than dense" in sentence
+    assert (
+        "Taken alone this would be 'as expected'" in sentence
+        and "the 10 primary claims" in sentence
+        and "'reproduced'" not in sentence
+    )
 
 
 def test_verdicts_come_in_the_order_of_the_claims_and_survive_a_round_trip(demo_cards: list[Claim]) -> None:

@@ -92,17 +92,50 @@ def test_words_mean_what_the_table_says(
     }
     holding = {word for word, holds in conditions.items() if holds}
     if found is Word.INCONCLUSIVE:
-        # Only a gain that is not above 1 may be held back from "reproduced".
-        assert not holding or (holding == {Word.REPRODUCED} and ratio > 1 + margin and wide.low < 1)
+        # Only a gain that can't be told from a tie may be held back from "reproduced".
+        assert not holding or (holding == {Word.REPRODUCED} and ratio > 1 + margin and wide.low <= 1 + margin)
     else:
         assert found in holding
     if ratio > 1 + margin:
-        assert not (found is Word.REPRODUCED and (inside or wide.low < 1))
+        assert not (found is Word.REPRODUCED and (inside or wide.low <= 1 + margin))
     if floor >= 1 + margin and rule is not Rule.AT_LEAST:
         assert len(holding) <= 1
     if Word.TIED in holding and Word.REPRODUCED in holding:
         # The two overlap only for a ratio whose tolerance reaches into the tie margin.
         assert floor < 1 + margin
+
+
+@pytest.mark.parametrize(
+    "low, high, expected, by_noise",
+    [
+        (1.14, 1.53, Word.INCONCLUSIVE, True),  # above 1.1 (1 - tau), but not above the noise
+        (1.18, 1.53, Word.REPRODUCED, False),
+        (1.09, 1.11, Word.INCONCLUSIVE, True),  # a tie at this noise, and the claimed gain itself
+        (0.99, 1.01, Word.INCONCLUSIVE, True),
+        (0.70, 0.80, Word.SLOWER, False),
+        (0.80, 1.40, Word.INCONCLUSIVE, False),  # no quiet placebo would settle this
+    ],
+)
+def test_a_gain_smaller_than_the_noise_is_neither_found_nor_refuted(
+    low: float, high: float, expected: Word, by_noise: bool
+) -> None:
+    wide, narrow = intervals((math.log(low) + math.log(high)) / 2, math.log(high / low) / 2)
+    judged = judge_speed(Rule.AT_LEAST, wide, narrow, pairs=6, ratio=1.1, tolerance=0.05, margin=MARGIN, noise=0.17)
+    assert (judged.word, judged.by_noise) == (expected, by_noise)
+    assert ("noise here is ±17%, larger than the gain that has to be found (1.1)" in judged.sentence) == by_noise
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.sampled_from(RATIO_RULES), centres, widths, st.floats(1.04, 8), st.floats(0, 0.4), tolerances)
+def test_noise_never_makes_a_verdict_on_a_gain_better(
+    rule: Rule, centre: float, width: float, ratio: float, noise: float, tolerance: float
+) -> None:
+    """More noise only takes a conclusion back, or makes a smaller gain or loss a tie; it never invents a gain."""
+    quiet = word(rule, centre, width, ratio, tolerance=tolerance)
+    loud = word(rule, centre, width, ratio, tolerance=tolerance, noise=noise)
+    assert loud in (quiet, Word.INCONCLUSIVE, Word.TIED)
+    if loud in (Word.REPRODUCED, Word.EXCEEDED, Word.SMALLER):
+        assert intervals(centre, width)[0].low > 1 + noise
 
 
 @settings(deadline=None)

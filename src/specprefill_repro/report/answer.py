@@ -131,7 +131,7 @@ def _answer(data: ReportData, kind: Role, cells: list[CellEstimate]) -> Answer:
     if len(clauses) > 3:
         sentence += f"; and {len(clauses) - 3} more pairs, in the table below"
     sentence = sentence[0].upper() + sentence[1:] + "."
-    sentence += _causes(data, cells, outcomes)
+    sentence += _causes(data, cells, outcomes) + _advice(data, cells, outcomes)
     if kind is Role.POSITIVE:
         sentence += _negative_control(data)
     failed = failed_controls(data)
@@ -163,8 +163,17 @@ def _clause(data: ReportData, cell: CellEstimate, found: Outcome, several: bool)
     elif found is Outcome.TIE:
         text = f"at {where}, SpecPrefill was as fast as dense prefill within the tie margin ({speedup}, {spread})"
     else:
-        text = f"at {where}, the speed-up of {speedup} ({spread}) cannot be told from no difference"
-    return text + _more(data, cell, found) + _price(cell)
+        text = f"at {where}, the speed-up of {speedup} ({spread}) cannot be told from no difference: {_margin(data)}"
+        return f"{text}; {_price(cell)}"
+    return f"{text}, and {_price(cell)}"
+
+
+def _margin(data: ReportData) -> str:
+    """What counts as no difference here, and why so much."""
+    share = numbers.percent(math.expm1(margin(data)))
+    if (data.estimates.placebo_margin or 0.0) > math.log(1 + TIE_MARGIN):
+        return f"on this machine dense prefill differs from itself by up to ±{share}, so less than that shows nothing"
+    return f"whatever may lie within ±{share} counts as none"
 
 
 def _pairs(cell: CellEstimate) -> str:
@@ -173,14 +182,19 @@ def _pairs(cell: CellEstimate) -> str:
 
 def _price(cell: CellEstimate) -> str:
     if not cell.answers_dense:
-        return ", and dense prefill itself found no answer, so that the price in quality is unknown"
+        return "dense prefill itself found no answer, so that the price in quality is unknown"
     lost = "none" if cell.answers_lost == 0 else str(cell.answers_lost)
-    return f", and lost {lost} of the {cell.answers_dense} answers that dense prefill found"
+    return f"SpecPrefill lost {lost} of the {cell.answers_dense} answers that dense prefill found"
 
 
-def _more(data: ReportData, cell: CellEstimate, found: Outcome) -> str:
-    more = [v.more_pairs for v in data.verdicts.verdicts if v.more_pairs and cell.cell in v.cells]
-    return f" (about {max(more)} more pairs would settle it)" if found is Outcome.INCONCLUSIVE and more else ""
+def _advice(data: ReportData, cells: list[CellEstimate], outcomes: list[Outcome]) -> str:
+    """What to do where it is not settled."""
+    unsettled = {cell.cell for cell, found in zip(cells, outcomes, strict=True) if found is Outcome.INCONCLUSIVE}
+    if not unsettled:
+        return ""
+    more = [v.more_pairs for v in data.verdicts.verdicts if v.more_pairs and unsettled & set(v.cells)]
+    about = f" (about {max(more)} more pairs would settle it)" if more else ""
+    return f" To settle it, run the study again on a quiet machine, or with more blocks{about}."
 
 
 def _causes(data: ReportData, cells: list[CellEstimate], outcomes: list[Outcome]) -> str:

@@ -20,7 +20,7 @@ from specprefill_repro.study.schema import Treatment
 from specprefill_repro.trials.busy import LOAD_PER_CORE, OTHER_CPU_PERCENT
 from specprefill_repro.trials.schema import BlockReceipt, TrialRecord
 from specprefill_repro.trials.table import Trials
-from specprefill_repro.verdicts.listing import EXPECTATION_WORDS
+from specprefill_repro.verdicts.rules import word_for
 from specprefill_repro.verdicts.schema import ClaimKind, Rule, Verdict, Word
 
 SYMBOLS = {
@@ -70,13 +70,12 @@ class VerdictRow:
 
 
 def verdict_row(verdict: Verdict) -> VerdictRow:
-    own = verdict.claim.kind is ClaimKind.EXPECTATION
     symbol, colour = SYMBOLS[verdict.word]
     unit = verdict.claim.unit
     interval = verdict.interval95
     return VerdictRow(
         verdict=verdict,
-        word=EXPECTATION_WORDS.get(verdict.word, verdict.word.value) if own else verdict.word.value,
+        word=word_for(verdict.claim, verdict.word),
         symbol=symbol,
         colour=colour,
         expected=expected(verdict),

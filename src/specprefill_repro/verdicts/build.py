@@ -9,7 +9,7 @@ from specprefill_repro.estimates.statistics import TIE_MARGIN, Summary, holm, mo
 from specprefill_repro.study.schema import Study, Treatment
 from specprefill_repro.verdicts.attribution import attribute
 from specprefill_repro.verdicts.matching import Facts, closest_cell, is_full_match, match_conditions
-from specprefill_repro.verdicts.rules import ANSWER_RULES, MET, Judged, judge_answers, judge_speed
+from specprefill_repro.verdicts.rules import ANSWER_RULES, MET, Judged, judge_answers, judge_speed, word_for
 from specprefill_repro.verdicts.schema import (
     Attribution,
     Claim,
@@ -34,6 +34,8 @@ class Found:
     verdict: Verdict
     p_value: float | None = None
     """The smallest level at which the same word would still be given; None when nothing was tested."""
+    seen: Summary | None = None
+    """What was tested."""
 
 
 def build_verdicts(
@@ -157,7 +159,9 @@ def _judge_cell(
     ratio = cell.predicted_speedup if claim.rule is Rule.PREDICTED else claim.value
     ratio = None if claim.rule in (Rule.SLOWER, Rule.TIED) else ratio
     invalid = broken or _invalid(cell) or _without_prediction(claim, cell)
-    margin = _margin(claim, cell, estimates)
+    # The placebo is held to the margin of its card alone: its own noise must not excuse it.
+    noise = 0.0 if cell.treatment is Treatment.PLACEBO else _placebo_share(estimates)
+    margin = max(claim.tie_margin, noise)
     missing = _missing(claim, cell)
     if missing is not None and invalid is None:
         return Found(_plain(claim, Word.NOT_RUN, missing, (cell.cell,), rows))
@@ -170,7 +174,8 @@ def _judge_cell(
             pairs=seen.pairs,
             ratio=ratio,
             tolerance=claim.tolerance,
-            margin=margin,
+            margin=claim.tie_margin,
+            noise=noise,
         )
 
     ratios = [pair.log_ratio for pair in cell.pairs]
@@ -183,7 +188,7 @@ def _judge_cell(
     verdict = Verdict(
         claim=claim,
         word=judged.word,
-        sentence=judged.sentence + dropped + _remarks(cell, estimates, margin) + _settled_by(judged.word, more, ratios),
+        sentence=judged.sentence + dropped + _remarks(cell, estimates, margin) + _settled_by(judged, more, ratios),
         cells=(cell.cell,),
         measured=cell.speedup,
         interval95=cell.interval95,
@@ -193,7 +198,8 @@ def _judge_cell(
         attribution=attribution.sentence if attribution else None,
         more_pairs=more,
     )
-    return Found(verdict, _p_value(judged.word, lambda level: judge(_summary(ratios, cell.degrees), level).word))
+    seen = _summary(ratios, cell.degrees)
+    return Found(verdict, _p_value(judged.word, lambda level: judge(seen, level).word), seen)
 
 
 def _remarks(cell: CellEstimate, estimates: Estimates, margin: float) -> str:
@@ -236,20 +242,16 @@ def _missing(claim: Claim, cell: CellEstimate) -> str | None:
     return None
 
 
-def _margin(claim: Claim, cell: CellEstimate, estimates: Estimates) -> float:
-    """delta: the card's tie margin, and never below the placebo's noise; the placebo itself is held to the card's."""
-    own_noise = cell.treatment is Treatment.PLACEBO
-    return claim.tie_margin if own_noise else max(claim.tie_margin, _placebo_share(estimates))
-
-
 def _least(claim: Claim, ratio: float | None) -> float | None:
     """The speed-up below which the result is short of the claim."""
     return None if ratio is None else ratio * (1 - claim.tolerance)
 
 
-def _settled_by(word: Word, more: int | None, ratios: Sequence[float]) -> str:
-    if word is not Word.INCONCLUSIVE or len(ratios) < 2:
+def _settled_by(judged: Judged, more: int | None, ratios: Sequence[float]) -> str:
+    if judged.word is not Word.INCONCLUSIVE or len(ratios) < 2:
         return ""
+    if more is None and judged.by_noise:
+        return " Run it again on a quiet machine, or with more blocks of the placebo."
     if more is None:
         return " No number of pairs within reason would settle it: the truth lies too near a border."
     return f" About {more} more pairs would settle it."
@@ -278,13 +280,26 @@ def _corrected(found: Sequence[Found]) -> list[Found]:
     for place, survives in zip(places, kept, strict=True):
         verdict = found[place].verdict
         if not survives and verdict.word is not Word.INCONCLUSIVE:
-            sentence = (
-                f"{verdict.sentence} Taken alone it would be {verdict.word.value!r}, but not once the "
-                f"{len(places)} primary claims of this study are corrected together (Holm)."
-            )
-            changed = verdict.model_copy(update={"word": Word.INCONCLUSIVE, "sentence": sentence})
+            # The clearest claim that fails is tested at this level, and no less clear one passes after it.
+            why = _taken_back(found[place], len(places), LEVEL / (len(places) - sum(kept)))
+            changed = verdict.model_copy(update={"word": Word.INCONCLUSIVE, "sentence": f"{verdict.sentence} {why}"})
             result[place] = Found(changed)
     return result
+
+
+def _taken_back(found: Found, primary: int, level: float) -> str:
+    """Why one of several primary claims gets no word at `level` that it would get at LEVEL alone."""
+    verdict = found.verdict
+    # A tie is two one-sided tests, so that its interval leaves out twice as much.
+    tie = verdict.word is Word.TIED or (verdict.claim.rule is Rule.TIED and verdict.word is Word.REPRODUCED)
+    share = 1 - level * (2 if tie else 1)
+    wider = found.seen.interval(share) if found.seen is not None else None
+    bounds = f" Its {100 * share:.4g}% interval, {wider.low:.3g} to {wider.high:.3g}, is too wide." if wider else ""
+    return (
+        f"Taken alone this would be {word_for(verdict.claim, verdict.word)!r}. But where several claims are tested, "
+        f"one is easily met by luck: the {primary} primary claims of this study are corrected together (Holm), so that "
+        f"this one has to hold at {100 * level:.2g}%, not at {100 * LEVEL:.2g}%.{bounds}"
+    )
 
 
 def _judge_answers(claim: Claim, cells: Sequence[CellEstimate]) -> Verdict:

@@ -7,10 +7,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from specprefill_repro.verdicts.schema import Claim, ClaimKind, Contradiction, Verdict, Word
+from specprefill_repro.verdicts.rules import word_for
+from specprefill_repro.verdicts.schema import Claim, Contradiction, Verdict, Word
 
-EXPECTATION_WORDS = {Word.REPRODUCED: "as expected", Word.NOT_REPRODUCED: "not as expected"}
-"""An expectation of ours is not "reproduced"; the other words fit either kind of claim."""
 COLUMNS = ("id", "kind", "metric", "figure", "rule", "where it was found")
 
 
@@ -34,8 +33,9 @@ def print_verdicts(verdicts: Iterable[Verdict], console: Console) -> None:
         if verdict.word in (Word.NOT_COMPARABLE, Word.NOT_RUN):
             unjudged[verdict.word] += 1
             continue
-        word = EXPECTATION_WORDS.get(verdict.word) if verdict.claim.kind is ClaimKind.EXPECTATION else None
-        console.print(Text(f"{word or verdict.word}: {verdict.claim.id}. {verdict.sentence}"), soft_wrap=True)
+        console.print(
+            Text(f"{word_for(verdict.claim, verdict.word)}: {verdict.claim.id}. {verdict.sentence}"), soft_wrap=True
+        )
     for word, count in unjudged.items():
         console.print(Text(f"{word}: {count} published figures"), soft_wrap=True)
 

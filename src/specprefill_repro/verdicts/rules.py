@@ -1,25 +1,27 @@
 """The table of verdicts as pure functions of intervals. docs/method.md shows the same table.
 
-R0 is the claimed ratio, tau the tolerance, delta the tie margin, [L, U] the 95 % interval of the speed-up. The first
-line that holds gives the word, on the left for a claim of a gain (R0 > 1 + delta), on the right for any other ratio:
+R0 is the claimed ratio, tau the tolerance, [L, U] the 95 % interval of the speed-up. delta is the tie margin of the
+card, or the placebo's noise where that is larger. The first line that holds gives the word, on the left for a claim of
+a gain (R0 above 1 plus the card's own margin, so whatever the noise), on the right for any other:
 
     tied        90 % interval inside the margin        reproduced  floor <= L, and U <= ceiling
     slower      U < 1 / (1 + delta)                    exceeded    L > ceiling
-    reproduced  max(1, floor) <= L, and U <= ceiling   tied        90 % interval inside the margin
-    exceeded    L > ceiling                            slower      U < 1 / (1 + delta)
+    reproduced  L >= floor, L > 1 + delta, U<=ceiling  tied        90 % interval inside the margin
+    exceeded    L > ceiling, L > 1 + delta             slower      U < 1 / (1 + delta)
     smaller     L > 1 + delta and U < floor            smaller     L > 1 + delta and U < floor
 
 The margin is [1/(1 + delta), 1 + delta]. For a claim of "at least" the floor is R0 (1 - tau), and U is not looked at;
 for a value, claimed or predicted, the floor is R0 / (1 + tau). The ceiling is R0 (1 + tau).
 Otherwise the verdict is inconclusive. Precedence matters only where a claimed gain is so small that its tolerance
-reaches the tie margin: there a tie is a tie, and nothing below 1 reproduces a gain.
+reaches the tie margin: there a tie is a tie, and what can't be told from a tie reproduces no gain. A gain that lies
+inside delta itself (R0 <= 1 + delta) can't be refuted by a tie either: then a tie is inconclusive.
 """
 
 from dataclasses import dataclass
 
 from specprefill_repro.estimates.schema import Interval
 from specprefill_repro.estimates.statistics import MIN_PAIRS
-from specprefill_repro.verdicts.schema import Rule, Word
+from specprefill_repro.verdicts.schema import Claim, ClaimKind, Rule, Word
 
 SPEED_RULES = (Rule.AT_LEAST, Rule.EQUAL, Rule.PREDICTED, Rule.SLOWER, Rule.TIED)
 ANSWER_RULES = (Rule.ANSWERS_KEPT, Rule.ANSWERS_LOST)
@@ -27,6 +29,8 @@ ANSWER_RULES = (Rule.ANSWERS_KEPT, Rule.ANSWERS_LOST)
 
 MET = (Word.REPRODUCED, Word.EXCEEDED)
 """A control with one of these words came out as it must. *Exceeded* too: the gain that it had to find was found."""
+EXPECTATION_WORDS = {Word.REPRODUCED: "as expected", Word.NOT_REPRODUCED: "not as expected"}
+"""An expectation of ours is not "reproduced"; the other words fit either kind of claim."""
 UNDECIDED = (Word.INCONCLUSIVE, Word.NOT_RUN)
 """Neither met nor failed: no published claim is judged then either, but what was measured stands."""
 
@@ -35,6 +39,13 @@ UNDECIDED = (Word.INCONCLUSIVE, Word.NOT_RUN)
 class Judged:
     word: Word
     sentence: str
+    by_noise: bool = False
+    """Nothing but the placebo's noise keeps it from a conclusion."""
+
+
+def word_for(claim: Claim, word: Word) -> str:
+    """A verdict's word as a reader sees it."""
+    return EXPECTATION_WORDS.get(word, word.value) if claim.kind is ClaimKind.EXPECTATION else word.value
 
 
 def judge_speed(
@@ -46,13 +57,15 @@ def judge_speed(
     ratio: float | None,
     tolerance: float,
     margin: float,
+    noise: float = 0.0,
 ) -> Judged:
     """The verdict on a claim about speed.
 
     Args:
         interval95, interval90: of the speed-up; None below two pairs.
         ratio: R0; None for the rules SLOWER and TIED.
-        margin: delta, as a share.
+        margin: the card's tie margin, as a share.
+        noise: the placebo's, as a share of the speed-up; delta is the larger of the two.
 
     Raises:
         ValueError: the rule is not about speed, or it needs a ratio and there is none.
@@ -61,14 +74,19 @@ def judge_speed(
         raise ValueError(f"the rule {rule} can't be applied to a speed-up with the ratio {ratio}")
     if interval95 is None or interval90 is None or pairs < MIN_PAIRS:
         return Judged(Word.INCONCLUSIVE, f"{pairs} of at least {MIN_PAIRS} pairs of trials count.")
+    delta = max(margin, noise)
     if rule is Rule.SLOWER:
-        word = _slower(interval95, interval90, margin)
+        word = _slower(interval95, interval90, delta)
     elif rule is Rule.TIED:
-        word = _tied(interval95, interval90, margin)
+        word = _tied(interval95, interval90, delta)
     else:
         assert ratio is not None
-        word = _ratio(rule, interval95, interval90, ratio, tolerance, margin)
-    return Judged(word, _sentence(rule, word, interval95, interval90, ratio, tolerance, margin))
+        gain = ratio > 1 + margin
+        word = _ratio(rule, interval95, interval90, ratio, tolerance, delta, gain=gain)
+        quiet = _ratio(rule, interval95, interval90, ratio, tolerance, margin, gain=gain)
+        if word is Word.INCONCLUSIVE and quiet is not word:
+            return Judged(word, _noise_sentence(interval95, ratio, delta), by_noise=True)
+    return Judged(word, _sentence(rule, word, interval95, interval90, ratio, tolerance, delta))
 
 
 def judge_answers(
@@ -125,19 +143,21 @@ def _tied(wide: Interval, narrow: Interval, margin: float) -> Word:
     return Word.INCONCLUSIVE
 
 
-def _ratio(rule: Rule, wide: Interval, narrow: Interval, ratio: float, tolerance: float, margin: float) -> Word:
-    gain = ratio > 1 + margin
+def _ratio(
+    rule: Rule, wide: Interval, narrow: Interval, ratio: float, tolerance: float, margin: float, *, gain: bool
+) -> Word:
     floor = ratio * (1 - tolerance) if rule is Rule.AT_LEAST else ratio / (1 + tolerance)
     ceiling = ratio * (1 + tolerance)
-    reproduced = wide.low >= (max(1.0, floor) if gain else floor) and (rule is Rule.AT_LEAST or wide.high <= ceiling)
+    shown = not gain or wide.low > 1 + margin
+    reproduced = shown and wide.low >= floor and (rule is Rule.AT_LEAST or wide.high <= ceiling)
     tied, slower = _inside(narrow, margin), wide.high < 1 / (1 + margin)
     if gain and tied:
-        return Word.TIED
+        return Word.TIED if ratio > 1 + margin else Word.INCONCLUSIVE
     if gain and slower:
         return Word.SLOWER
     if reproduced:
         return Word.REPRODUCED
-    if wide.low > ceiling:
+    if shown and wide.low > ceiling:
         return Word.EXCEEDED
     if tied:
         return Word.TIED
@@ -146,6 +166,15 @@ def _ratio(rule: Rule, wide: Interval, narrow: Interval, ratio: float, tolerance
     if wide.low > 1 + margin and wide.high < floor:
         return Word.SMALLER
     return Word.INCONCLUSIVE
+
+
+def _noise_sentence(wide: Interval, ratio: float, noise: float) -> str:
+    """Why a gain is not settled that would be, were this machine's noise no larger than the card's margin."""
+    larger = f", larger than the gain that has to be found ({ratio:.3g})" if ratio <= 1 + noise else ""
+    return (
+        f"The 95 % interval of the speed-up, {wide.low:.3g} to {wide.high:.3g}, cannot be told from no difference: the "
+        f"placebo's noise here is ±{noise:.0%}{larger}, so that only an interval above {1 + noise:.3g} shows a gain."
+    )
 
 
 def _sentence(
