@@ -336,8 +336,9 @@ def _help_lines(study: Study, found: Forecast) -> list[str]:
         )
     for name, load in found.busy.items():
         lines.append(
-            f"The machine was busy when {name} was timed (load average up to {load:.1f} on {os.cpu_count() or 1} "
-            "cores): what is predicted from it says little. When it is quiet, run this again; it is timed anew then."
+            f"Other processes kept this machine busy while {name} was timed (load average up to {load:.1f} on "
+            f"{os.cpu_count() or 1} cores): what is predicted from it says little. Run this again when it is quiet; "
+            f"{name} is timed anew then."
         )
     best = found.best
     if best is None or best.speedup is None:

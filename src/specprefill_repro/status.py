@@ -32,6 +32,7 @@ from specprefill_repro.this_command import this_command
 from specprefill_repro.trials.block import block_fingerprint
 from specprefill_repro.trials.schema import BlockReceipt
 from specprefill_repro.trials.store import Store
+from specprefill_repro.twins import twins_of
 
 ANALYSIS = ("stopping", "estimates", "verdicts", "report")
 """Kinds of steps that take seconds: nothing, where no earlier time is known."""
@@ -70,7 +71,7 @@ def study_status(project: Project, study: Study) -> list[Standing]:
     steps = steps_of(project, study)
     makers = {file: step.id for step in steps for file in step.outputs}
     records = {step.id: _record(project, step, study.name) for step in steps}
-    prices = _Prices(project, study, records)
+    prices = _Prices(project, study, steps, records)
     hash_of = cache(sha256_file)
     found: dict[str, Standing] = {}
     for step in steps:
@@ -188,7 +189,9 @@ def _difference(project: Project, name: str, old: str, describe: Callable[[], An
 class _Prices:
     """What steps take, from what they took before; a block of a new cell from the others, by the length of prompts."""
 
-    def __init__(self, project: Project, study: Study, records: Mapping[str, MadeFrom | None]) -> None:
+    def __init__(
+        self, project: Project, study: Study, steps: Sequence[Step], records: Mapping[str, MadeFrom | None]
+    ) -> None:
         self.project, self.study = project, study
         self.store = Store(project.store)
         self.cells = {cell.id: cell for cell in plan_cells(study)}
@@ -203,7 +206,10 @@ class _Prices:
                 blocks.setdefault(rest.rpartition("/")[0], []).append(seconds)
         self.block_took = {cell: statistics.mean(seconds) for cell, seconds in blocks.items()}
         """By cell."""
-        self.prompt_set = cache(lambda pair, length: read_model(project.prompts(study.name, pair, length), PromptSet))
+        self.prompt_set = cache(lambda file: read_model(file, PromptSet))
+        by_id = {step.id: step for step in steps}
+        self.twins = cache(lambda step: {twin.study: twin for twin in twins_of(project, study.name, by_id[step])})
+        """By their studies, of a step by its id."""
 
     def of(self, step: Step, state: State, before: Mapping[Path, State]) -> float | None:
         if state is State.FRESH:
@@ -214,6 +220,9 @@ class _Prices:
             return self._of_block(step, self.cells[cell], int(index), before)
         alike = [seconds for other, seconds in self.took.items() if other.partition("/")[0] == kind]
         usual = statistics.mean(alike) if alike else 0.0 if kind in ANALYSIS else None
+        if usual is None:
+            elsewhere = [twin.record.seconds for twin in self.twins(step.id).values()]
+            usual = max((seconds for seconds in elsewhere if seconds is not None), default=None)
         return self.took.get(step.id, usual)
 
     def _of_block(self, step: Step, cell: Cell, index: int, before: Mapping[Path, State]) -> float | None:
@@ -230,16 +239,28 @@ class _Prices:
         gate, prompts = self.project.gate(name, cell.pair), self.project.prompts(name, cell.pair, cell.length)
         if before[gate] is State.FRESH and not read_model(gate, GateResult).passed:
             return True
-        if before[prompts] is not State.FRESH:
-            return False  # Other prompts may come out of it, and other models may have read them.
+        if before[prompts] is State.FRESH:
+            return self._is_in_store(step, cell, index, name)
+        # Other prompts may come out of it, and other models may have read them; but not where another study has them.
+        needed = (
+            f"prompts/{cell.pair}-{cell.length}",
+            f"gate/{cell.pair}",
+            *(f"models/{model}" for model in {pair.target, pair.draft}),
+        )
+        return any(
+            all(other in self.twins(each) for each in needed[1:]) and self._is_in_store(step, cell, index, other)
+            for other in self.twins(needed[0])
+        )
+
+    def _is_in_store(self, step: Step, cell: Cell, index: int, study: str) -> bool:
+        """Whether the store has the block's trials, by the prompts and models that a study's results hold."""
+        pair, trials = self.study.pairs[cell.pair], block_trials(self.study.seed, cell, index)
         target, draft = (
-            read_model(self.project.model_receipt(name, model), Manifest) for model in (pair.target, pair.draft)
+            read_model(self.project.model_receipt(study, model), Manifest) for model in (pair.target, pair.draft)
         )
+        prompts = self.prompt_set(self.project.prompts(study, cell.pair, cell.length))
         settings = {part: each.digest for part, each in step.parts().items()}
-        trials = block_trials(self.study.seed, cell, index)
-        fingerprint, _ = block_fingerprint(
-            settings, cell, trials, self.prompt_set(cell.pair, cell.length), target, draft
-        )
+        fingerprint, _ = block_fingerprint(settings, cell, trials, prompts, target, draft)
         return self.store.find_receipt(fingerprint) is not None
 
 
@@ -275,6 +296,10 @@ def summary_lines(project: Project, study: Study, found: Sequence[Standing]) -> 
     lines = [f"{counts}; {price} to bring up to date: {_command(study)}"]
     if unknown:
         lines.append(f"Predicted from short probes: {this_command()} plan {_command(study).partition(' ')[2]}")
+    stored = sum(each.step.id.startswith("blocks/") and each.seconds == 0 for each in due)
+    if stored:
+        blocks = "1 block needs" if stored == 1 else f"{stored} blocks need"
+        lines.append(f"{blocks} no new trial: what was measured under the same fingerprint is in results/store.")
     page = project.report(study.name)
     if page.is_file():
         lines.append(f"The last report stays until the new one has passed: {project.relative(page)}")

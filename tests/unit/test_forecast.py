@@ -101,7 +101,7 @@ def test_probes_of_a_busy_machine_are_named_and_taken_again(tmp_path: Path, monk
     monkeypatch.setattr(module, "engine_of", lambda project, study, name: crowded)
     project, told = prepare(tmp_path, STUDY, [claim()]), list[str]()
     said = text(STUDY, planned(project))
-    assert "The machine was busy when large was timed (load average up to" in said and "timed anew" in said
+    assert "kept this machine busy while large was timed (load average up to" in said and "timed anew" in said
     assert "It is not clear yet whether SpecPrefill can help here: predicted speed-up 0." in said
     crowded.load = 0.1
     quiet = forecast(project, STUDY, told.append)

@@ -6,10 +6,17 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from specprefill_repro import staleness
+from specprefill_repro.calibration.chain import run_chain, usual_study
+from specprefill_repro.calibration.worlds import COSTS, claim, controls
+from specprefill_repro.engines.scripted import Noise, ScriptedEngine, World
+from specprefill_repro.files import write_json
+from specprefill_repro.made_from import remembered
 from specprefill_repro.project import Project
-from specprefill_repro.status import Standing, State, print_status
+from specprefill_repro.status import Standing, State, print_status, study_status, summary_lines
 from specprefill_repro.steps import Step, find_step, steps_of
 from specprefill_repro.study.load import load_study
+from specprefill_repro.study.schema import Study
 
 PROJECT = Project(Path(__file__).resolve().parents[2])
 
@@ -77,3 +84,36 @@ def test_every_step_of_a_study_is_found_by_its_id_and_reads_only_what_steps_befo
         assert all(file in written or file.suffix == ".yaml" for file in step.inputs)
         written.update(step.outputs)
     assert find_step(PROJECT, loaded, "blocks/nobody/0") is None
+
+
+def test_a_copy_of_a_study_under_another_name_needs_no_trial_that_is_in_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = usual_study(blocks=2, lengths=(512,))
+    project, _ = run_chain(tmp_path, study, World(COSTS, Noise(0.01)), [*controls(), claim()])
+    monkeypatch.setattr(staleness, "engine_of", lambda *given: ScriptedEngine(World(COSTS), 1, 100))
+    # There is no file of a model to hash.
+    monkeypatch.setattr(staleness, "model_parts", lambda project, study, model: {})
+    copy = study.model_copy(update={"name": "copied"})
+    write_json(project.study_file("copied"), copy)
+    assert all(each.seconds is None for each in blocks_of_status(project, copy)), "nothing tells what it was made from"
+    for step in steps_of(project, study):
+        if all(file.is_file() for file in step.outputs):
+            with remembered(project, study.name, step.id):
+                pass
+    found = blocks_of_status(project, copy)
+    assert len(found) == 6 and {each.state for each in found} == {State.MISSING}
+    assert all(each.seconds == 0 for each in found)
+    said = summary_lines(project, copy, study_status(project, copy))
+    assert "6 blocks need no new trial: what was measured under the same fingerprint is in results/store." in said
+    assert not any("not known" in line for line in said)
+    other_seed = copy.model_copy(update={"seed": 2})
+    assert all(each.seconds != 0 for each in blocks_of_status(project, other_seed))
+    # A receipt that is gone from the store has to be measured.
+    for receipt in (project.store / "blocks").glob("*.json"):
+        receipt.unlink()
+    assert all(each.seconds != 0 for each in blocks_of_status(project, copy))
+
+
+def blocks_of_status(project: Project, study: Study) -> list[Standing]:
+    return [each for each in study_status(project, study) if each.step.id.startswith("blocks/")]
