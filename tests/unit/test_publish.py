@@ -5,8 +5,11 @@ import hashlib
 import html.parser
 import json
 import os
+import re
 import signal
 import subprocess
+import sys
+import threading
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -18,11 +21,13 @@ from typer.testing import CliRunner
 from published_reports import STUDY, small_report
 from specprefill_repro import stages, verify
 from specprefill_repro.bundles import contents
-from specprefill_repro.bundles.contents import identity_of, make_bundle
+from specprefill_repro.bundles.archive import write_archive
+from specprefill_repro.bundles.contents import checksums, identity_of, make_bundle
 from specprefill_repro.cli import app
-from specprefill_repro.errors import ReproError
+from specprefill_repro.errors import Exit, ReproError
 from specprefill_repro.files import write_text
 from specprefill_repro.project import Project
+from specprefill_repro.publish import command
 from specprefill_repro.publish import folder as folder_module
 from specprefill_repro.publish.command import publish
 from specprefill_repro.publish.folder import Folder
@@ -315,6 +320,154 @@ def test_an_index_that_was_edited_is_not_built_upon(
     (tmp_path / "index.html").write_bytes(edit(page))
     with pytest.raises(ReproError):
         Folder(tmp_path).read()
+
+
+def relabelled(files: dict[str, bytes], **changes: Any) -> dict[str, bytes]:
+    """A bundle that says something else of itself, and is whole."""
+    inner = {name: text for name, text in files.items() if name != "SHA256SUMS"}
+    inner["bundle.json"] = json.dumps(json.loads(files["bundle.json"]) | changes).encode()
+    return {**inner, "SHA256SUMS": checksums(inner)}
+
+
+EDITS: dict[str, Callable[[bytes], bytes]] = {
+    "more records": lambda page: page.replace(b'"records":12', b'"records":99'),
+    "and in the table": lambda page: page.replace(b'"records":12', b'"records":99').replace(b"12 trials", b"99 trials"),
+    "another answer": lambda page: page.replace(b'"answer":"Yes"', b'"answer":"Ja!"'),
+    "another title": lambda page: page.replace(b'"title":"', b'"title":"Not '),
+    "another size": lambda page: re.sub(rb'"bundle_bytes":\d', b'"bundle_bytes":9', page).replace(
+        b'es":9', b'es":1', 1
+    ),
+    "another machine": lambda page: page.replace(b'"machine":"Scripted', b'"machine":"Faster'),
+}
+"""Of the list in the index; the reports beside it stay as they are."""
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_an_index_that_says_something_else_than_its_reports_is_not_built_upon(
+    project: Project, bundle: dict[str, bytes], tmp_path: Path, edit: str
+) -> None:
+    target = tmp_path / "site"
+    run(project, target)
+    index = target / "index.html"
+    edited = EDITS[edit](index.read_bytes())
+    assert edited != index.read_bytes()
+    index.write_bytes(edited)
+    before = on_disk(target)
+    with pytest.raises(ReproError, match="says something else about the report") as caught:
+        run(project, target)
+    assert caught.value.exit_code is Exit.VERIFICATION and on_disk(target) == before
+
+
+@pytest.mark.parametrize("change", ["edited", "cut", "no zip", "of another report"])
+def test_a_bundle_on_a_site_that_was_changed_is_not_built_upon(
+    project: Project, bundle: dict[str, bytes], tmp_path: Path, change: str
+) -> None:
+    target = tmp_path / "site"
+    run(project, target)
+    (archive,) = target.rglob("bundle.zip")
+    archive.write_bytes(
+        {
+            "edited": write_archive({**bundle, "bundle.json": relabelled(bundle, records=99)["bundle.json"]}),
+            "cut": archive.read_bytes()[:-30],
+            "no zip": b"<html></html>",
+            "of another report": write_archive(relabelled(bundle, title="Another")),
+        }[change]
+    )
+    with pytest.raises(ReproError) as caught:
+        run(project, target)
+    assert caught.value.exit_code is Exit.VERIFICATION
+
+
+def test_publications_to_one_folder_at_once_lose_no_report(
+    project: Project, bundle: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has looked at the site, which is not there yet, before any of them writes."""
+    together, target = threading.Barrier(3), tmp_path / "site"
+    own = threading.local()
+    original = Folder.read
+
+    def all_look_first(self: Folder) -> Site:
+        found = original(self)
+        if not getattr(own, "looked", False):
+            own.looked = True
+            together.wait(20)
+        return found
+
+    monkeypatch.setattr(Folder, "read", all_look_first)
+    monkeypatch.setattr(
+        command, "make_bundle", lambda project, study: (relabelled(bundle, title=threading.current_thread().name), [])
+    )
+    names = ["First", "Second", "Second"]
+    threads = [threading.Thread(target=run, args=(project, target), name=name) for name in names]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    listed = original(Folder(target)).listing.reports
+    assert sorted(entry.summary.title for entry in listed) == ["First", "Second"], "the same report counts once"
+    assert len(list(target.glob("reports/*/index.html"))) == 2
+    assert sorted(path.name for path in target.iterdir()) == ["index.html", "reports"], "a lock is not published"
+
+
+def test_a_publication_waits_for_another_process_and_says_so(
+    project: Project, bundle: dict[str, bytes], tmp_path: Path
+) -> None:
+    target = tmp_path / "site"
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDS, str(target)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert holder.stdin is not None and holder.stdout is not None
+    assert holder.stdout.readline() == "held\n"
+    lines: list[str] = []
+
+    def let_go(line: str) -> None:
+        lines.append(line)
+        if line.startswith("Waiting for another publication"):
+            holder.communicate("")
+
+    publish(project, STUDY, Folder(target), True, [], let_go)
+    holder.wait()
+    assert any(line.startswith("Waiting for another publication") for line in lines)
+    assert len(Folder(target).read().listing.reports) == 1
+
+
+HOLDS = """
+import sys
+from pathlib import Path
+from specprefill_repro.publish.folder import Folder
+with Folder(Path(sys.argv[1])).held(print):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("place", ["~nosuchuser-anywhere/x", "/proc/x", "/", "long", "a file", "through a file"])
+@pytest.mark.parametrize("go", [False, True])
+def test_a_place_where_no_site_can_be_is_an_error_in_three_parts(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, go: bool
+) -> None:
+    (tmp_path / "file").write_text("mine")
+    given = {
+        "long": str(tmp_path / ("x" * 5000)),
+        "a file": str(tmp_path / "file"),
+        "through a file": str(tmp_path / "file" / "site"),
+    }.get(place, place)
+    monkeypatch.chdir(project.root)
+    found = CliRunner().invoke(app, ["publish", STUDY, "--to", given, *(["--yes"] if go else [])])
+    if place == "/proc/x" and not go:
+        return  # nothing is made there before it is told to
+    assert isinstance(found.exception, ReproError), found.exception
+    error = found.exception
+    assert error.exit_code in (Exit.BAD_INPUT, Exit.ENVIRONMENT)
+    assert error.what and error.why and error.next and len(str(error)) < 1500
+    assert on_disk(tmp_path) == {"file": b"mine"}
+
+
+@pytest.mark.parametrize("name", ["../reports/scripted", "./scripted", "/etc", "..", "", "scripted/", "x" * 5000])
+def test_a_path_is_no_name_of_a_study_to_publish(project: Project, tmp_path: Path, name: str) -> None:
+    with pytest.raises(ReproError, match="no report of the study") as caught:
+        publish(project, name, Folder(tmp_path / "site"), False, [], print)
+    assert caught.value.exit_code is Exit.BAD_INPUT and len(str(caught.value)) < 500
 
 
 def test_a_site_that_lost_a_report_is_not_built_upon(

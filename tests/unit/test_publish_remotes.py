@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from hub_server import HubServer
-from specprefill_repro.errors import ReproError
+from specprefill_repro.bundles.contents import checksums
+from specprefill_repro.errors import Exit, ReproError
 from specprefill_repro.files import canonical_json
 from specprefill_repro.publish.github_pages import GitBranch, remote_of
 from specprefill_repro.publish.hf_space import Space
@@ -25,8 +26,10 @@ def bundle(number: int) -> dict[str, bytes]:
         "study": "demo", "title": "Demo", "machine": "M", "date": f"2026-01-0{number}T00:00:00+00:00", "records": 4,
         "answer": "Yes", "verdicts": {"reproduced": 1}, "synthetic": [],
     }  # fmt: skip
-    named = {name: f"{name} {number}".encode() for name in ("index.html", *TABLES, "SHA256SUMS")}
-    return {**named, "bundle.json": canonical_json(summary)}
+    named = {name: f"{name} {number}".encode() for name in ("index.html", *TABLES)} | {
+        "bundle.json": canonical_json(summary)
+    }
+    return {**named, "SHA256SUMS": checksums(named)}
 
 
 def add(destination: Any, number: int) -> tuple[str, dict[str, bytes]]:
@@ -110,6 +113,40 @@ def test_a_branch_that_moved_meanwhile_is_not_overwritten(remote: Path, monkeypa
     with pytest.raises(ReproError, match="git push failed"):
         add(GitBranch(str(remote)), 3)
     assert git(remote, "log", "-1", "--format=%s", "gh-pages") == "Add report 2"
+
+
+@pytest.mark.parametrize("reports_before", [0, 1])
+def test_two_publications_to_a_branch_at_once_lose_no_report(remote: Path, tmp_path: Path, reports_before: int) -> None:
+    """Both read the branch before either writes: the later one is refused, and succeeds when it is run again."""
+    for number in range(reports_before):
+        add(GitBranch(str(remote)), 3 + number)
+    one, other = GitBranch(str(remote)), GitBranch(str(remote))
+    made = [new_files(bundle(number), branch.read()) for number, branch in ((1, one), (2, other))]
+    one.write(made[0][1], "Add")
+    with pytest.raises(ReproError, match="moved meanwhile, and nothing was pushed"):
+        other.write(made[1][1], "Add")
+    add(GitBranch(str(remote)), 2)
+    page = checkout(remote, tmp_path / "served")["index.html"].decode()
+    assert all(f'id="{entry.identity}"' in page for entry, _ in made) and page.count("<tr id=") == 2 + reports_before
+
+
+def test_an_index_on_a_branch_that_says_more_than_its_reports_is_not_built_upon(remote: Path, tmp_path: Path) -> None:
+    add(GitBranch(str(remote)), 1)
+    work = tmp_path / "work"
+    index = checkout(remote, work)["index.html"]
+    (work / "index.html").write_bytes(index.replace(b'"records":4', b'"records":99'))
+    git(work, "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qam", "edited")
+    git(work, "push", "--quiet", "origin", "gh-pages")
+    with pytest.raises(ReproError, match="says something else about the report"):
+        add(GitBranch(str(remote)), 2)
+
+
+def test_without_git_a_branch_is_an_error_in_three_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for ask in (lambda: remote_of(tmp_path, None), GitBranch("https://host/x").read):
+        with pytest.raises(ReproError, match="no git on the PATH") as caught:
+            ask()
+        assert caught.value.exit_code is Exit.ENVIRONMENT
 
 
 def test_a_branch_with_something_else_on_it_is_left_alone(remote: Path, tmp_path: Path) -> None:
@@ -199,6 +236,16 @@ def test_a_space_that_changed_meanwhile_is_not_overwritten(hub: HubServer) -> No
         add(Space(NAME), 2)
     assert "changed meanwhile" in caught.value.why
     assert made.commits[-1]["other.txt"] == b"theirs"
+
+
+def test_two_publications_that_make_a_space_at_once_lose_no_report(hub: HubServer) -> None:
+    one, other = Space(NAME), Space(NAME)
+    made = [new_files(bundle(number), space.read()) for number, space in ((1, one), (2, other))]
+    one.write(made[0][1], "Add")
+    with pytest.raises(ReproError, match="made by another publication meanwhile"):
+        other.write(made[1][1], "Add")
+    add(Space(NAME), 2)
+    assert {entry.identity for entry in Space(NAME).read().listing.reports} == {entry.identity for entry, _ in made}
 
 
 def test_a_space_in_use_for_something_else_is_left_alone(hub: HubServer) -> None:

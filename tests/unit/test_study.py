@@ -130,6 +130,14 @@ def test_a_name_that_is_a_path_is_an_unknown_study(load, project, name):
         load_study(project, name)
 
 
+@pytest.mark.parametrize(("name", "where"), [("merged", "merge"), ("readme.md", "README.md"), ("small.tiny", "tiny")])
+def test_a_name_whose_report_would_lie_where_another_page_does_is_refused(load, name, where):
+    load(STUDY)
+    with pytest.raises(ReproError, match=f"A study can't be called '{re.escape(name)}'") as error:
+        load({**STUDY, "name": name}, name=name)
+    assert where in error.value.why and f"config/studies/{name}.yaml" in error.value.next
+
+
 def test_a_renamed_file_is_refused(load):
     with pytest.raises(ReproError, match="calls itself 'small'"):
         load(STUDY, name="other")

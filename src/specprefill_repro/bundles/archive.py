@@ -34,10 +34,18 @@ def read_archive(path: Path) -> dict[str, bytes]:
     """The files of a zip file, in memory; nothing of it is written anywhere.
 
     Raises:
-        ReproError: too large, too many files, no zip file, or an entry that is not a plain file at a plain path
-            (exit code VERIFICATION).
+        ReproError: too large, or as `unpack`.
     """
-    content = read_limited(path, MAX_ARCHIVE_BYTES)
+    return unpack(read_limited(path, MAX_ARCHIVE_BYTES), path)
+
+
+def unpack(content: bytes, path: Path | str) -> dict[str, bytes]:
+    """The files of the zip file `content`, which is called `path` in errors.
+
+    Raises:
+        ReproError: too many files, no zip file, or an entry that is not a plain file at a plain path (exit code
+            VERIFICATION).
+    """
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             entries = archive.infolist()
@@ -59,7 +67,7 @@ def read_archive(path: Path) -> dict[str, bytes]:
         raise _refused(path, f"it can't be unpacked ({error})") from error
 
 
-def _check_entries(path: Path, entries: list[zipfile.ZipInfo]) -> None:
+def _check_entries(path: Path | str, entries: list[zipfile.ZipInfo]) -> None:
     seen: set[str] = set()
     for entry in entries:
         # As it stands in the file: zipfile cuts `filename` at a NUL.
@@ -98,7 +106,7 @@ def problem_of_path(name: str) -> str | None:
     return None
 
 
-def _refused(path: Path, reason: str) -> ReproError:
+def _refused(path: Path | str, reason: str) -> ReproError:
     return ReproError(
         f"{path} is refused: {reason}.",
         "It is damaged, is no bundle of this package, or was made to do harm. Nothing of it was unpacked.",

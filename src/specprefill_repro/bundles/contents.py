@@ -4,6 +4,7 @@ Everything but the lock files follows from the page and the records, so whoever 
 """
 
 import hashlib
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +25,7 @@ Files = dict[str, bytes]
 PAGE, SUMMARY, SUMS = "index.html", "bundle.json", "SHA256SUMS"
 BESIDE_THE_PAGE = ("trials.parquet", "trials.csv", "blocks.parquet", "estimates.json", "verdicts.json")
 """A large study has no trials.csv."""
+STUDY = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}")
 LOCK_FACT = "environment lock (SHA-256)"
 
 
@@ -63,11 +65,12 @@ def make_bundle(project: Project, study: str) -> tuple[Files, list[str]]:
         ReproError: there is no report, it has no trials, or it does not follow from its records.
     """
     page = project.report(study)
-    if not page.is_file():
+    # A path is no name: it could lead to any page of the machine.
+    if not STUDY.fullmatch(study) or not page.is_file():
         raise ReproError(
-            f"There is no report of the study {study!r}: {page} is missing.",
+            f"There is no report of the study {study[:100]!r} in reports/.",
             "The study has not been run to its end yet, or its name is misspelt.",
-            f"Run it: ./reproduce {study}",
+            f"Run it: ./reproduce {study[:100]}",
         )
     report = read_report(page)
     if not len(report.trials):

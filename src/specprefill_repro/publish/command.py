@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
@@ -12,7 +13,7 @@ from specprefill_repro.publish.folder import Folder
 from specprefill_repro.publish.github_pages import GitBranch, remote_of
 from specprefill_repro.publish.hf_space import Space
 from specprefill_repro.publish.scan import Finding, own_values, scan, searchable
-from specprefill_repro.publish.site import INDEX, Site, check_complete, new_files
+from specprefill_repro.publish.site import INDEX, Entry, Site, new_files
 
 
 class Destination(Protocol):
@@ -24,6 +25,9 @@ class Destination(Protocol):
 
     def read(self) -> Site:
         """The site that is there."""
+
+    def held(self, tell: Callable[[str], None]) -> AbstractContextManager[None]:
+        """While it lasts, no other publication from this machine changes the site; waits for one, and says so."""
 
     def write(self, files: Files, message: str) -> str:
         """Add files, all or none; returns the address of the site."""
@@ -49,10 +53,9 @@ def publish(
     """
     bundle, remarks = make_bundle(project, study)
     site = destination.read()
-    check_complete(site, destination.place)
     entry, files = new_files(bundle, site)
-    if any(report == entry for report in site.listing.reports):
-        say(f"{destination.place} already holds this report, as {entry.folder}/; nothing to do.")
+    if entry in site.listing.reports:
+        say(_already(destination, entry))
         return
     own = own_values(dict(os.environ))
     # All that is published is in the bundle, which is searched unpacked, and in the index.
@@ -69,8 +72,19 @@ def publish(
             "Remove them and run the study's report again, or acknowledge each: "
             + " ".join(f"--acknowledge {finding.code}" for finding in open_findings[:20]),
         )
-    address = destination.write(files, f"Add report {entry.identity}: {study}, {entry.summary.date[:10]}")
+    with destination.held(say):
+        # Others may have published since it was looked at.
+        site = destination.read()
+        if entry in site.listing.reports:
+            say(_already(destination, entry))
+            return
+        entry, files = new_files(bundle, site)
+        address = destination.write(files, f"Add report {entry.identity}: {study}, {entry.summary.date[:10]}")
     say(f"Published: {address}\nPermanent link of this report: {entry.folder}/")
+
+
+def _already(destination: Destination, entry: Entry) -> str:
+    return f"{destination.place} already holds this report, as {entry.folder}/; nothing to do."
 
 
 def destination_of(project: Project, text: str, remote: str | None) -> Destination:
@@ -85,7 +99,14 @@ def destination_of(project: Project, text: str, remote: str | None) -> Destinati
         return GitBranch(remote_of(project.root, remote))
     if text.startswith("hf-space:"):
         return Space(text.removeprefix("hf-space:"))
-    return Folder(Path(text).expanduser())
+    try:
+        return Folder(Path(text).expanduser())
+    except (RuntimeError, ValueError) as error:
+        raise ReproError(
+            f"{text[:200]!r} is not the path of a folder: {error}",
+            "It begins with ~ and the name of nobody here.",
+            "Give the path of a folder, github-pages, or hf-space:USER/NAME.",
+        ) from error
 
 
 def _show(

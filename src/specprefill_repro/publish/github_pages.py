@@ -8,13 +8,13 @@ import os
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 from specprefill_repro.bundles.contents import Files
 from specprefill_repro.errors import Exit, ReproError, without_password
-from specprefill_repro.publish.site import INDEX, Site, read_site
+from specprefill_repro.publish.site import INDEX, Listing, Site, read_site
 
 BRANCH = "gh-pages"
 AUTHOR = ("specprefill-repro", "specprefill-repro@localhost")
@@ -26,6 +26,7 @@ UNJEKYLLED = ".nojekyll"
 class GitBranch:
     def __init__(self, remote: str) -> None:
         self.remote = remote
+        self._tip: str | None = None
 
     @property
     def place(self) -> str:
@@ -38,25 +39,40 @@ class GitBranch:
             ReproError: the remote can't be read, or something else is published there.
         """
         with self._fetched() as (repository, tip):
+            self._tip = tip
             if tip is None:
-                return read_site(None, frozenset(), self.place)
+                return Site(Listing(), frozenset())
             paths = frozenset(_git(repository, "ls-tree", "-r", "-z", "--name-only", tip).decode().split("\0")) - {""}
-            index = _git(repository, "cat-file", "blob", f"{tip}:{INDEX}") if INDEX in paths else None
-            if index is None and paths - {UNJEKYLLED}:
+            if INDEX not in paths and paths - {UNJEKYLLED}:
                 raise ReproError(
                     f"{self.place} holds other files.",
                     "The branch is in use for something else, and a site needs one of its own.",
                     "Give another remote with --remote, or delete the branch there.",
                 )
-            return read_site(index, paths, self.place)
+
+            def fetch(path: str) -> bytes:
+                return _git(repository, "cat-file", "blob", f"{tip}:{path}")
+
+            return read_site(fetch(INDEX) if INDEX in paths else None, paths, self.place, fetch)
+
+    def held(self, tell: Callable[[str], None]) -> AbstractContextManager[None]:
+        """Nothing to hold: git refuses what is not made from the branch as it is."""
+        return nullcontext()
 
     def write(self, files: Files, message: str) -> str:
-        """Add the files in one commit on top of the branch, and push it; returns the address of the site.
+        """Add the files in one commit on top of the branch as it was read, and push it; returns the site's address.
 
         Raises:
-            ReproError: the push failed, so the branch is as it was.
+            ReproError: the branch moved since, or the push failed; it is then as it was.
         """
         with self._fetched() as (repository, tip):
+            if tip != self._tip:
+                raise ReproError(
+                    f"{self.place} moved meanwhile, and nothing was pushed.",
+                    "Somebody else published there; the list that was made would leave out their report.",
+                    "Run the same command again.",
+                    Exit.ENVIRONMENT,
+                )
             if tip is not None:
                 _git(repository, "read-tree", tip)
             for path, content in {**files, UNJEKYLLED: b""}.items():
@@ -110,12 +126,11 @@ def remote_of(project_root: Path, remote: str | None) -> str:
     """
     found = remote
     if found is None:
-        done = subprocess.run(
-            ["git", "-C", str(project_root), "remote", "get-url", "--push", "origin"],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        command = ["git", "-C", str(project_root), "remote", "get-url", "--push", "origin"]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+        except OSError as error:
+            raise _no_git() from error
         found = done.stdout.strip()
     if not found or found.startswith("-"):
         raise ReproError(
@@ -148,10 +163,8 @@ def _git(repository: Path, *arguments: str, input: bytes = b"") -> bytes:
     command = ["git", "-c", "core.hooksPath=/dev/null", "-c", "commit.gpgSign=false", *arguments]
     try:
         done = subprocess.run(command, cwd=repository, env=environment, input=input, capture_output=True, check=False)
-    except FileNotFoundError as error:
-        raise ReproError(
-            "There is no git on the PATH.", "Publishing to a branch needs it.", "Install git.", Exit.ENVIRONMENT
-        ) from error
+    except OSError as error:
+        raise _no_git() from error
     if done.returncode != 0:
         words = " | ".join(done.stderr.decode(errors="replace").strip().splitlines()[-3:])
         raise ReproError(
@@ -161,6 +174,12 @@ def _git(repository: Path, *arguments: str, input: bytes = b"") -> bytes:
             Exit.ENVIRONMENT,
         )
     return done.stdout
+
+
+def _no_git() -> ReproError:
+    return ReproError(
+        "There is no git on the PATH.", "Publishing to a branch needs it.", "Install git.", Exit.ENVIRONMENT
+    )
 
 
 KEPT = ("GIT_SSH", "GIT_SSH_COMMAND", "GIT_ASKPASS", "GIT_SSL_CAINFO", "GIT_PROXY_COMMAND")

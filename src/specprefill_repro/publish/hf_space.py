@@ -8,12 +8,14 @@ import logging
 import os
 import re
 import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from specprefill_repro.bundles.contents import Files
 from specprefill_repro.errors import Exit, ReproError
 from specprefill_repro.models.hub import shown, status_of
-from specprefill_repro.publish.site import INDEX, Site, read_site
+from specprefill_repro.publish.site import INDEX, Listing, Site, read_site
 
 SPACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 CARD = "README.md"
@@ -62,20 +64,24 @@ class Space:
         try:
             info = _api().space_info(self.name)
         except RepositoryNotFoundError:
-            return read_site(None, frozenset(), self.place)
+            return Site(Listing(), frozenset())
         except Exception as error:
             raise self._explain(error) from None
         self._commit = info.sha
         paths = frozenset(sibling.rfilename for sibling in info.siblings or [])
         if INDEX in paths:
-            return read_site(self._download(INDEX), paths, self.place)
+            return read_site(self._download(INDEX), paths, self.place, self._download)
         if paths - OWN_FILES:
             raise ReproError(
                 f"{self.place} holds other files.",
                 "The Space is in use for something else, and a site needs one of its own.",
                 "Give the name of another Space; it is made when it does not exist.",
             )
-        return read_site(None, paths, self.place)
+        return Site(Listing(), paths)
+
+    def held(self, tell: Callable[[str], None]) -> AbstractContextManager[None]:
+        """Nothing to hold: the Hub refuses a commit that is not made from the Space as it is."""
+        return nullcontext()
 
     def write(self, files: Files, message: str) -> str:
         """Make the Space if there is none, and add the files in one commit; returns its address.
@@ -104,15 +110,34 @@ class Space:
             api = _api()
             if new:
                 api.create_repo(self.name, repo_type="space", space_sdk="static", exist_ok=True)
+                self._commit = self._empty(api)
             with warnings.catch_warnings():
                 # That tables belong into a dataset: here they are evidence of a page.
                 warnings.simplefilter("ignore", UserWarning)
                 api.create_commit(
                     self.name, operations, commit_message=message, repo_type="space", parent_commit=self._commit
                 )
+        except ReproError:
+            raise
         except Exception as error:
             raise self._explain(error) from None
         return self.address
+
+    def _empty(self, api: Any) -> Any:
+        """The commit of the Space that was just made.
+
+        Raises:
+            ReproError: somebody else made it, and published there first.
+        """
+        info = api.space_info(self.name)
+        if any(sibling.rfilename == INDEX for sibling in info.siblings or []):
+            raise ReproError(
+                f"{self.place} was made by another publication meanwhile, and nothing was written.",
+                "The list that was made here would leave out its report.",
+                "Run the same command again.",
+                Exit.ENVIRONMENT,
+            )
+        return info.sha
 
     def _download(self, path: str) -> bytes:
         from huggingface_hub import get_session, hf_hub_url

@@ -2,10 +2,12 @@
 
 from specprefill_repro.errors import ReproError
 from specprefill_repro.files import read_yaml_model
-from specprefill_repro.project import Project
+from specprefill_repro.project import MERGED, Project
 from specprefill_repro.study.given import given_engines, with_given, without_engines
 from specprefill_repro.study.scale import SUFFIX, at_tiny_scale
 from specprefill_repro.study.schema import Study
+
+README = "README.md"
 
 
 def study_names(project: Project) -> list[str]:
@@ -41,6 +43,13 @@ def _read(project: Project, name: str, known: list[str]) -> Study:
             "A study is a file config/studies/NAME.yaml, and its name is given without the ending.",
             f"./reproduce {known[0]}" if known else "Look into the folder config/studies.",
         )
+    taken = _taken(name, known)
+    if taken is not None:
+        raise ReproError(
+            f"A study can't be called {name!r}.",
+            f"Its report would lie where {taken}.",
+            f"Give the study another name: rename config/studies/{name}.yaml and set its key `name`.",
+        )
     study = read_yaml_model(project.study_file(name), Study)
     if study.name != name:
         raise ReproError(
@@ -55,3 +64,14 @@ def _read(project: Project, name: str, known: list[str]) -> Study:
             "Take them out; a study is made small with: --scale tiny",
         )
     return study
+
+
+def _taken(name: str, known: list[str]) -> str | None:
+    """What has the place in reports/ that a study of that name would get; None when it is free."""
+    if name == MERGED:
+        return "`specprefill-repro merge` writes its page"
+    if name == README.lower():
+        return f"reports/{README} lies, on a disk that takes small and capital letters for the same"
+    if name.endswith(SUFFIX) and name.removesuffix(SUFFIX) in known:
+        return f"that of {name.removesuffix(SUFFIX)} at tiny scale lies"
+    return None
