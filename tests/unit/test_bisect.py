@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from specprefill_repro.bisect import claim
 from specprefill_repro.bisect.claim import bisect_claim
 from specprefill_repro.bisect.walk import Found, bisect
-from specprefill_repro.errors import ReproError
+from specprefill_repro.errors import Exit, ReproError
 from specprefill_repro.project import Project
 from tiny_model import write_tiny_model
 
@@ -197,3 +198,22 @@ def test_a_claim_that_no_cell_is_about_and_an_engine_without_commits_are_refused
     (tiny_project.config / "claims" / "mine.yaml").write_text(CLAIM.replace("keep: 0.5", "keep: 0.1"))
     with pytest.raises(ReproError, match="No speculative cell of any study is what the claim mine is about"):
         bisect_claim(tiny_project, "mine", "omlx", tmp_path, None, "a", "b")
+
+
+@pytest.mark.parametrize(
+    ("folder", "good", "said"),
+    [
+        ("nowhere", "HEAD", "There is no folder .*nowhere"),
+        ("empty", "HEAD", "empty is not a git repository"),
+        ("repo", "5cf1e6d", "repo has no commit '5cf1e6d'"),
+    ],
+)
+def test_folder_and_commits_are_looked_for_before_any_model(
+    tmp_path, tiny_project, monkeypatch, folder, good, said
+) -> None:
+    monkeypatch.setattr(claim, "fetch_model", lambda *given: pytest.fail("a model was asked for"))
+    repository(tmp_path / "repo", ["sparse", "dense"])
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ReproError, match=said) as refused:
+        bisect_claim(tiny_project, "mine", "omlx", tmp_path / folder, None, good, "HEAD")
+    assert refused.value.exit_code is Exit.BAD_INPUT

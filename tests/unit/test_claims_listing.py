@@ -31,6 +31,14 @@ def test_on_a_terminal_it_is_a_table(cards: dict[str, Claim]) -> None:
     assert f"{len(cards)} claim cards" in text.getvalue() and "━" in text.getvalue()
 
 
+def test_ids_can_be_copied_from_a_terminal_of_80_columns(cards: dict[str, Claim]) -> None:
+    text = io.StringIO()
+    print_claims(cards.values(), Console(file=text, width=80, force_terminal=True, no_color=True))
+    words = set(text.getvalue().split())
+    assert cards.keys() <= words
+    assert "--kind" in text.getvalue() and "\t" not in text.getvalue()
+
+
 def test_the_kinds_of_cards_are_listed_apart_and_make_up_all(cards: dict[str, Claim]) -> None:
     by_kind = [choose_claims(cards, kind=kind) for kind in ClaimKind]
     assert all(by_kind) and [{card.kind for card in some} for some in by_kind] == [{kind} for kind in ClaimKind]

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from specprefill_repro.bisect.walk import Found, bisect
+from specprefill_repro.bisect.walk import Found, bisect, check_commits
 from specprefill_repro.engines.history import Change, load_history
 from specprefill_repro.engines.interface import MODULES
 from specprefill_repro.engines.omlx import KIND, Omlx
@@ -56,6 +56,8 @@ def bisect_claim(
         )
     card = find_claim(claim, load_claims(project))
     loaded, cell = find_cell(project, card, study)
+    # Before a model is asked for, which can take the network and hours.
+    check_commits(checkout, good, bad)
     job = _job(project, loaded, cell)
     say(f"{cell.id}: {loaded.pairs[cell.pair].target} with {loaded.pairs[cell.pair].draft}, {len(job.ids)} tokens")
 

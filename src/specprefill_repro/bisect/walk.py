@@ -102,6 +102,23 @@ def bisect(
         return Found(tried=tuple(tried.values()), first=first, starts=starts)
 
 
+def check_commits(checkout: Path, *names: str) -> None:
+    """Look for the repository and the commits, before anything else is asked for.
+
+    Raises:
+        ReproError: there is no such folder, it is no repository, or it has no such commit.
+    """
+    if not checkout.is_dir():
+        raise ReproError(
+            f"There is no folder {checkout}.",
+            "The path is misspelt, or relative to another folder.",
+            "Give the folder of the engine's git repository: --checkout DIR",
+        )
+    _git(checkout, "rev-parse", "--git-dir", explain=f"{checkout} is not a git repository.")
+    for name in names:
+        _named_commit(checkout, name)
+
+
 def _walk(folder: Path, old: str, new: str, works: Callable[[str], bool | None], starts: bool) -> tuple[str, ...]:
     said = _git(folder, "bisect", "start", "--term-old=before", "--term-new=after", new, old)
     for _ in range(MAX_COMMITS):
@@ -139,6 +156,12 @@ def _clone(checkout: Path, folder: Path) -> None:
 
 def _commit(checkout: Path, folder: Path, name: str) -> str:
     """Resolved in the user's repository, whose branches and tags the clone does not have."""
+    commit = _named_commit(checkout, name)
+    _git(folder, "cat-file", "-e", commit)
+    return commit
+
+
+def _named_commit(checkout: Path, name: str) -> str:
     said = _git(
         checkout,
         "rev-parse",
@@ -148,9 +171,7 @@ def _commit(checkout: Path, folder: Path, name: str) -> str:
         f"{name}^{{commit}}",
         explain=f"{checkout} has no commit {name!r}.",
     )
-    commit = said.strip().splitlines()[-1]
-    _git(folder, "cat-file", "-e", commit)
-    return commit
+    return said.strip().splitlines()[-1]
 
 
 def _is_ancestor(folder: Path, older: str, newer: str) -> bool:

@@ -20,7 +20,13 @@ def print_claims(claims: Iterable[Claim], console: Console) -> None:
         for row in (COLUMNS, *rows):
             print("\t".join(row), file=console.file)
         return
-    table = Table(*COLUMNS, title=f"{len(rows)} claim cards", header_style="bold")
+    table = Table(
+        title=f"{len(rows)} claim cards; fewer with a pattern, such as 'green-*', or --kind", header_style="bold"
+    )
+    # An id is there to be copied, so that it stays whole; the rest is folded where there is little room.
+    table.add_column(COLUMNS[0], no_wrap=True, min_width=max((len(row[0]) for row in rows), default=0))
+    for column in COLUMNS[1:]:
+        table.add_column(column, overflow="fold")
     for row in rows:
         table.add_row(*(Text(value) for value in row))
     console.print(table)
