@@ -62,10 +62,9 @@ def test_a_weak_baseline_is_named() -> None:
     )
 
 
-def test_a_draft_that_costs_as_much_as_the_target_is_named_with_the_rates() -> None:
+def test_a_draft_that_costs_as_much_as_the_target_is_named() -> None:
     found = reason(World(), "self-1024-speculative-keep0.2")
-    assert found.sentence.startswith("draft too slow: it costs as much as the target: the draft reads ")
-    assert "tokens/s, the target" in found.sentence
+    assert found.sentence.startswith("draft too slow: it costs as much as the target")
     assert "below break-even" in applying(found)
 
 
@@ -107,6 +106,29 @@ def test_a_prompt_below_the_break_even_is_named() -> None:
     assert (
         "0.90 at 512 tokens, so nothing can be won at this length; it wins from about 984 tokens on" in cause.evidence
     )
+
+
+def test_a_pair_that_wins_at_no_length_says_up_to_which() -> None:
+    cell = measured(World(draft_share=1.5))
+    assert cell.break_even_tokens is None and cell.break_even_limit == 8 * 1024
+    found = attribute(STUDY, cell, 0.03, None)
+    assert found is not None
+    cause = next(cause for cause in found.causes if cause.name == "below break-even")
+    assert "up to 8,192 tokens there is no length from which on it wins" in cause.evidence
+
+
+def test_a_draft_timed_at_one_length_leaves_the_break_even_unknown_with_the_reason() -> None:
+    kept = [c for c in STUDY.comparisons if c.pair != "self"]
+    kept += [c.model_copy(update={"lengths": (1024,)}) for c in STUDY.comparisons if c.pair == "self"]
+    cell = measured(World(), study=STUDY.model_copy(update={"comparisons": tuple(kept)}))
+    assert (cell.break_even_tokens, cell.break_even_limit) == (None, None)
+    assert cell.break_even_problem == "the draft alone was timed at one length"
+
+
+def test_a_target_that_is_its_own_draft_is_not_told_as_two_models_of_two_speeds() -> None:
+    found = reason(World(), "self-1024-speculative-keep0.2")
+    assert "draft too slow: it costs as much as the target, which is its own draft: it takes " in found.sentence
+    assert "tokens/s" not in found.sentence and " to save " in found.sentence
 
 
 def test_no_gain_without_any_reason_is_called_that() -> None:

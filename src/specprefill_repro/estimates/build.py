@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean, median
+from typing import Any
 
 from specprefill_repro.estimates.agreement import agreements, suspicions
 from specprefill_repro.estimates.cost_model import REACH, bound, break_even, model_cost
@@ -289,7 +290,7 @@ def _estimate(
         predicted_speedup=None if kept is None or weak else predicted_speedup(study, cell, kept, times),
         prediction_problem=weak,
         bound_speedup=None if weak else _bound(cell, parts, draft),
-        break_even_tokens=None if weak else _break_even(cell, parts, draft),
+        **_break_even(cell, parts, draft, weak),
         answers_dense=found,
         answers_treated=sum(pair.treated_answer_found for pair in pairs),
         answers_lost=lost,
@@ -315,12 +316,22 @@ def _bound(cell: Cell, target: Mapping[int, DenseTimes], draft: Mapping[int, Den
     return bound(model_cost(target).prefill, model_cost(draft).prefill, cell.length, cell.keep)
 
 
-def _break_even(cell: Cell, target: Mapping[int, DenseTimes], draft: Mapping[int, DenseTimes]) -> int | None:
-    """Needs two lengths of either model: from one alone every length looks alike."""
+def _break_even(
+    cell: Cell, target: Mapping[int, DenseTimes], draft: Mapping[int, DenseTimes], weak: str | None
+) -> dict[str, Any]:
+    """The three fields about it. Needs two lengths of either model: from one alone every length looks alike."""
     selection = cell.treated.selection
-    if cell.treatment is not Treatment.SPECULATIVE or selection is None or min(len(target), len(draft)) < 2:
-        return None
-    return break_even(model_cost(target), model_cost(draft), cell.keep, selection, REACH * min(max(target), max(draft)))
+    if cell.treatment is not Treatment.SPECULATIVE or selection is None:
+        return {}
+    if weak is not None:
+        return {"break_even_problem": "a weak baseline"}
+    for name, times in (("target", target), ("draft", draft)):
+        if len(times) < 2:
+            lengths = "one length" if times else "no length"
+            return {"break_even_problem": f"the {name} alone was timed at {lengths}"}
+    limit = REACH * min(max(target), max(draft))
+    found = break_even(model_cost(target), model_cost(draft), cell.keep, selection, limit)
+    return {"break_even_tokens": found, "break_even_limit": limit}
 
 
 def _median_phases(records: Sequence[TrialRecord]) -> dict[str, float]:

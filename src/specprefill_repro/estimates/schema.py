@@ -163,7 +163,11 @@ class CellEstimate(Frozen):
     bound_speedup: Number | None = None
     """That no implementation of this pair at this keep rate exceeds: draft and kept tokens alone, the rest for free."""
     break_even_tokens: int | None = None
-    """Prompt length from which on the parts predict a gain; None: not known, or not up to 8 times the measured."""
+    """Prompt length from which on the parts predict a gain; None: not known, or not up to `break_even_limit`."""
+    break_even_limit: int | None = None
+    """The longest prompt at which it was looked for; None: it could not be looked for, or nobody wrote it down."""
+    break_even_problem: str | None = None
+    """Why it could not be looked for."""
     answers_dense: int
     answers_treated: int
     answers_lost: int

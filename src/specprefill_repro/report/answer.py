@@ -74,6 +74,12 @@ def margin(data: ReportData) -> float:
     return max(math.log(1 + TIE_MARGIN), data.estimates.placebo_margin or 0.0)
 
 
+def noise_known(data: ReportData) -> bool:
+    """Whether enough pairs of the placebo count to tell this machine's noise."""
+    pairs = sum(len(cell.pairs) for cell in data.estimates.cells if cell.treatment is Treatment.PLACEBO)
+    return data.estimates.placebo_margin is not None and pairs >= MIN_PAIRS
+
+
 def headline_cell(data: ReportData, pair: str) -> CellEstimate | None:
     """The cell that speaks for a pair, on the study's own engine; None when that never runs SpecPrefill on it."""
     own = [cell for cell in data.estimates.cells if cell.engine == data.study.engine]
@@ -170,6 +176,8 @@ def _clause(data: ReportData, cell: CellEstimate, found: Outcome, several: bool)
 
 def _margin(data: ReportData) -> str:
     """What counts as no difference here, and why so much."""
+    if data.estimates.placebo_margin is not None and not noise_known(data):
+        return "too few pairs of dense against dense count to tell this machine's noise"
     share = numbers.percent(math.expm1(margin(data)))
     if (data.estimates.placebo_margin or 0.0) > math.log(1 + TIE_MARGIN):
         return f"on this machine dense prefill differs from itself by up to ±{share}, so less than that shows nothing"

@@ -7,9 +7,10 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from specprefill_repro.estimates.decoding import ENOUGH_TOKENS
+from specprefill_repro.estimates.statistics import MIN_PAIRS
 from specprefill_repro.plain_text import without_controls
 from specprefill_repro.report import figures, numbers, quality, rows, rules
-from specprefill_repro.report.answer import answer, failed_controls, margin
+from specprefill_repro.report.answer import answer, failed_controls, margin, noise_known
 from specprefill_repro.report.data import LISTED_TRIALS, ReportData, embedded
 from specprefill_repro.report.engines import engine_section
 from specprefill_repro.report.groups import LISTED_CELLS, cell_label, groups
@@ -64,6 +65,8 @@ def _context(data: ReportData, trials: Trials) -> dict[str, Any]:
         "answer": answer(data),
         "failed_controls": failed_controls(data),
         "tie_margin": margin(data),
+        "noise_known": noise_known(data),
+        "least_pairs": MIN_PAIRS,
         "judged": [rows.verdict_row(verdict) for verdict in judged],
         "set_aside": set_aside,
         "published": [rows.verdict_row(verdict) for verdict in published],

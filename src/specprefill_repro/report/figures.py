@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from specprefill_repro.estimates.schema import CellEstimate
+from specprefill_repro.estimates.schema import CellEstimate, Drift
 from specprefill_repro.estimates.statistics import MIN_PAIRS
 from specprefill_repro.report import charts, numbers
 from specprefill_repro.report.answer import Role, role
@@ -97,7 +97,7 @@ def speed_figures(data: ReportData) -> list[Figure]:
                 group.interval,
                 group.predicted,
                 spread(numbers.ratio, [cell.bound_speedup for cell in group.cells]),
-                spread(_tokens, [cell.break_even_tokens for cell in group.cells]),
+                _break_even(group.cells),
                 spread(numbers.seconds, [cell.dense_median_seconds for cell in group.cells]),
                 spread(numbers.seconds, [cell.treated_median_seconds for cell in group.cells]),
                 group.tokens_read,
@@ -113,7 +113,7 @@ def speed_figures(data: ReportData) -> list[Figure]:
             f"{MIN_PAIRS} pairs). Above the dashed line at 1 "
             "SpecPrefill is faster, below it slower. The open diamond is what the separately measured parts predict. "
             "In the table, the bound is what no implementation of this pair at this keep rate exceeds, and break-even "
-            "is the prompt length from which on the parts predict a gain. "
+            "is the prompt length from which on the parts predict a gain, also at all longer ones that were looked at. "
             "Doubling the ratio takes the same distance everywhere on the axis."
         )
         if figures:
@@ -157,8 +157,20 @@ def _drawn_lengths(cells: Sequence[CellEstimate]) -> tuple[list[CellEstimate], s
     return [cell for cell in cells if cell.length in drawn], f" Of {len(lengths)} lengths {len(drawn)} are drawn."
 
 
-def _tokens(count: int | None) -> str:
-    return "not known" if count is None else f"{numbers.count(count)} tokens"
+def _break_even(cells: Sequence[CellEstimate]) -> str:
+    """A length, none up to a length, or why it is not known; of several cells in one row all that occur."""
+    return "; ".join(dict.fromkeys(_break_even_of(cell) for cell in cells))
+
+
+def _break_even_of(cell: CellEstimate) -> str:
+    if cell.break_even_tokens is not None:
+        return f"{numbers.count(cell.break_even_tokens)} tokens"
+    if cell.break_even_limit is None:
+        return f"not known: {cell.break_even_problem}" if cell.break_even_problem else "not known"
+    limit = f"{numbers.count(cell.break_even_limit)} tokens"
+    if (cell.predicted_speedup or 0) > 1:
+        return f"none: a gain here, but no more at {limit}"
+    return f"none up to {limit}"
 
 
 def phase_figures(data: ReportData) -> list[Figure]:
@@ -376,7 +388,7 @@ def drift_figures(data: ReportData, trials: pd.DataFrame) -> list[Figure]:
             f"{' '.join([drift.pair, *engine_name(drift)])}, {numbers.count(drift.length)} tokens",
             numbers.count(drift.trials),
             f"{100 * drift.change:+.1f} %",
-            f"{100 * drift.interval95.low:+.1f} to {100 * drift.interval95.high:+.1f} %",
+            _drift_bounds(drift),
             "yes" if drift.found else "no",
         )
         for drift in found
@@ -394,6 +406,13 @@ def drift_figures(data: ReportData, trials: pd.DataFrame) -> list[Figure]:
     ]
 
 
+def _drift_bounds(drift: Drift) -> str:
+    """Seconds can't fall by more than all of them: where the interval says so, the scatter hides any drift."""
+    if drift.interval95.low <= -1:
+        return "not known: the trials scatter too much"
+    return f"{100 * drift.interval95.low:+.1f} to {100 * drift.interval95.high:+.1f} %"
+
+
 def claim_figures(data: ReportData) -> list[Figure]:
     """Published speed-ups on one axis with what was measured here."""
     published = [v for v in data.verdicts.verdicts if v.claim.kind is not ClaimKind.EXPECTATION and _is_ratio(v)]
@@ -408,7 +427,7 @@ def claim_figures(data: ReportData) -> list[Figure]:
             verdict.claim.id,
             numbers.with_unit(verdict.claim.value, "x"),
             numbers.ratio(verdict.measured),
-            numbers.bounds(verdict.interval95),
+            numbers.bounds_of(verdict.interval95, verdict.pairs),
             verdict.word.value,
         )
         for verdict in shown

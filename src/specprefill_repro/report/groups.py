@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from specprefill_repro.estimates.schema import CellEstimate, Drift, Interval
+from specprefill_repro.estimates.statistics import MIN_PAIRS
 from specprefill_repro.report import numbers
 from specprefill_repro.report.data import ReportData
 from specprefill_repro.study.engines import IN_PROCESS
@@ -50,8 +51,18 @@ class Group:
 
     @property
     def interval(self) -> str:
-        """95 % interval of the speed-up; of several cells from the lowest end to the highest."""
-        return numbers.bounds(outermost([cell.interval95 for cell in self.cells]))
+        """95 % interval of the speed-up; of several cells from the lowest end to the highest.
+
+        Cells with fewer pairs than a verdict needs are left out.
+        """
+        return self.bounds(lambda cell: cell.interval95)
+
+    def bounds(self, of: Callable[[CellEstimate], Interval | None]) -> str:
+        """Some interval of a ratio, as `interval`."""
+        enough = [cell for cell in self.cells if len(cell.pairs) >= MIN_PAIRS]
+        if not enough and self.pairs:
+            return numbers.TOO_FEW
+        return numbers.bounds(outermost([of(cell) for cell in enough]))
 
     @property
     def predicted(self) -> str:

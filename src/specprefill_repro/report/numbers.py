@@ -1,9 +1,11 @@
 """Numbers as a reader should see them: never more digits than the measurement warrants, always with their unit."""
 
 from specprefill_repro.estimates.schema import Interval
+from specprefill_repro.estimates.statistics import MIN_PAIRS
 
 SPACE = "\u00a0"
 NONE = "\u2013"
+TOO_FEW = "too few pairs"
 TIMES = "\u00d7"
 
 
@@ -62,6 +64,11 @@ def ratio(value: float | None) -> str:
 def bounds(interval: Interval | None) -> str:
     """An interval of a ratio, such as 1.83 to 2.01; the end of one of a ratio is never 0."""
     return NONE if interval is None else f"{_ratio(interval.low)} to {_ratio(interval.high)}"
+
+
+def bounds_of(interval: Interval | None, pairs: int) -> str:
+    """An interval of a ratio from so many pairs; of fewer than a verdict needs it says nothing."""
+    return TOO_FEW if 0 < pairs < MIN_PAIRS else bounds(interval)
 
 
 def share_bounds(interval: Interval | None) -> str:

@@ -129,7 +129,7 @@ def _word_row(group: Group) -> tuple[str, ...]:
         spread(numbers.significant, [quality.dense_perplexity for quality in found]),
         spread(numbers.significant, [quality.treated_perplexity for quality in found]),
         spread(numbers.ratio, [quality.perplexity_ratio for quality in found]),
-        numbers.bounds(outermost([quality.perplexity_interval95 for quality in found])),
+        group.bounds(lambda cell: cell.quality.perplexity_interval95),
     )
 
 

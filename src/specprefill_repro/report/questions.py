@@ -11,6 +11,7 @@ from itertools import combinations
 
 from specprefill_repro.engines.history import Effect
 from specprefill_repro.estimates.schema import CellEstimate
+from specprefill_repro.estimates.statistics import MIN_PAIRS
 from specprefill_repro.report import numbers
 from specprefill_repro.report.answer import Outcome, outcome
 from specprefill_repro.report.data import ReportData
@@ -91,12 +92,19 @@ def _word_on_draft(cells: Sequence[CellEstimate], found: dict[str, Outcome], slo
 
 def _draft_sentence(cell: CellEstimate, found: Outcome) -> str:
     text = f"{cell_label(cell)}: {numbers.ratio(cell.speedup)}"
-    text += f" ({numbers.bounds(cell.interval95)}, {len(cell.pairs)} pairs): {found.value}"
+    text += f" ({_measured_from(cell)}): {found.value}"
     draft, whole = cell.treated_phases.get("draft_prefill"), sum(cell.treated_phases.values())
     if draft and whole:
         text += f"; reading with the draft took {numbers.percent(draft / whole)} of the time to first token"
     lost = f"{cell.answers_lost} of {cell.answers_dense} answers lost"
     return f"{text}; {lost if cell.answers_dense else 'dense prefill found no answer either'}."
+
+
+def _measured_from(cell: CellEstimate) -> str:
+    pairs = "1 pair" if len(cell.pairs) == 1 else f"{len(cell.pairs)} pairs"
+    if len(cell.pairs) < MIN_PAIRS:
+        return f"{pairs}, too few for an interval"
+    return f"{numbers.bounds(cell.interval95)}, {pairs}"
 
 
 def _cards_with_a_draft(data: ReportData) -> tuple[str, ...]:

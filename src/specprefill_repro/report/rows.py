@@ -14,7 +14,7 @@ from specprefill_repro.gate.schema import GateResult
 from specprefill_repro.report import numbers
 from specprefill_repro.report.answer import Role, role
 from specprefill_repro.report.data import ReportData
-from specprefill_repro.report.groups import CONTROLS, Group, engine_name, groups, outermost, spread
+from specprefill_repro.report.groups import CONTROLS, Group, engine_name, groups, spread
 from specprefill_repro.study.plan import ArmKind, plan_cells
 from specprefill_repro.study.schema import Treatment
 from specprefill_repro.trials.busy import LOAD_PER_CORE, OTHER_CPU_PERCENT
@@ -80,7 +80,7 @@ def verdict_row(verdict: Verdict) -> VerdictRow:
         colour=colour,
         expected=expected(verdict),
         measured=numbers.with_unit(verdict.measured, unit),
-        interval=numbers.bounds(interval)
+        interval=numbers.bounds_of(interval, verdict.pairs)
         if unit == "x"
         else numbers.share_bounds(interval)
         if unit == "share"
@@ -444,7 +444,7 @@ def decoding_rows(listed: Iterable[Group]) -> list[DecodingRow]:
                 dense=spread(numbers.significant, [each.dense_rate for each in found]),
                 treated=spread(numbers.significant, [each.treated_rate for each in found]),
                 ratio=spread(numbers.ratio, [each.speedup for each in found]) if enough else "too few tokens",
-                interval=numbers.bounds(outermost([each.interval95 for each in found])),
+                interval=group.bounds(lambda cell: cell.decoding.interval95 if cell.decoding else None),
                 even=spread(_tokens, [each.even_tokens for each in found]),
             )
         )

@@ -56,6 +56,14 @@ def rule_name(cell: CellEstimate) -> str:
     return cell.treatment.value if cell.rule is None else f"{cell.treatment} ({cell.rule})"
 
 
+def _lost(cell: CellEstimate) -> str:
+    """Such as `1 of 6: 17 % (0 to 64 %)`: a count and its share."""
+    if not cell.answers_dense:
+        return numbers.NONE
+    share = f"{cell.answers_lost} of {cell.answers_dense}: {numbers.percent(cell.answers_lost / cell.answers_dense)}"
+    return f"{share} ({numbers.share_bounds(cell.answers_lost_interval)})"
+
+
 def rule_sources(data: ReportData) -> list[tuple[str, str, str]]:
     """(name, what it does, where it is from) of each named rule of the study, in the order of the presets."""
     used = {rule.preset for rule in data.study.selections}
@@ -70,10 +78,10 @@ def _row(cell: CellEstimate) -> RuleRow:
         keep=numbers.keep(cell.nominal_keep),
         tokens_read=numbers.percent(cell.actual_keep),
         speedup=numbers.ratio(cell.speedup),
-        interval=numbers.bounds(cell.interval95),
+        interval=numbers.bounds_of(cell.interval95, len(cell.pairs)),
         needles=f"{sum(share == 1 for share in known)} of {len(known)}" if known else numbers.NONE,
         answers=f"{cell.answers_treated} of {cell.answers_dense}",
-        lost=f"{cell.answers_lost} ({numbers.share_bounds(cell.answers_lost_interval)})",
+        lost=_lost(cell),
         agreement=numbers.percent(cell.first_token_agreement),
         divergence=numbers.significant(cell.median_kl_nats, 2),
         last_token=f"{ends.count(False)} of {len(ends)}" if ends else numbers.NONE,

@@ -118,8 +118,11 @@ def _causes(study: Study, cell: CellEstimate, margin: float, expected: float | N
 
 
 def _where_it_wins(cell: CellEstimate) -> str:
-    even = cell.break_even_tokens
-    return "no length is known at which it wins" if even is None else f"it wins from about {even:,} tokens on"
+    if cell.break_even_tokens is not None:
+        return f"it wins from about {cell.break_even_tokens:,} tokens on"
+    if cell.break_even_limit is not None:
+        return f"up to {cell.break_even_limit:,} tokens there is no length from which on it wins"
+    return "no length is known at which it wins"
 
 
 def _costs(study: Study, cell: CellEstimate) -> Iterator[Cause]:
@@ -139,9 +142,13 @@ def _costs(study: Study, cell: CellEstimate) -> Iterator[Cause]:
         pair = study.pairs[cell.pair]
         same = pair.draft == pair.target or draft >= EQUAL_MODELS * dense
         rates = f"the draft reads {cell.length / draft:,.0f} tokens/s, the target {cell.length / dense:,.0f} tokens/s"
-        worth = f"the draft takes {draft:.3g} s to save {max(saved, 0):.3g} s"
-        words = "it costs as much as the target: " if same else ""
-        yield Cause(name=DRAFT, applies=same or draft > SLOW_DRAFT * saved, evidence=f"{words}{rates}, so {worth}")
+        spent = f"{draft:.3g} s to save {max(saved, 0):.3g} s"
+        if pair.draft == pair.target:
+            # Two speeds of one model would look like two models.
+            text = f"it costs as much as the target, which is its own draft: it takes {spent}"
+        else:
+            text = f"{'it costs as much as the target: ' if same else ''}{rates}, so the draft takes {spent}"
+        yield Cause(name=DRAFT, applies=same or draft > SLOW_DRAFT * saved, evidence=text)
     if treated > 0:
         yield Cause(
             name=SCORING,
