@@ -102,3 +102,5 @@ def test_cells_that_others_of_their_kind_make_up_for_are_no_cause_for_a_note() -
     (line,) = too_few_blocks(alone)
     assert "self-2048-speculative-keep0.2: too few" in line and "padded" not in line
     assert too_few_blocks(load_study(Project(Path(__file__).parents[2]), "demo")) == []
+    (tiny,) = too_few_blocks(load_study(Project(Path(__file__).parents[2]), "demo.tiny"))
+    assert "at tiny scale each cell gets one block" in tiny and "`blocks:" not in tiny
