@@ -229,7 +229,9 @@ def _cell(
         dense,
         treated,
         dense / treated,
-        cost_model.bound(target.most.prefill, fast.prefill if fast else None, cell.length, cell.keep),
+        # As `cost_model.bound`, at that end of the scatter where the most can be won.
+        target.most.dense(cell.length)
+        / ((fast.dense(cell.length) if fast else 0.0) + target.least.prefill.seconds(cell.keep * cell.length)),
         cost_model.break_even(target.usual, usual, cell.keep, selection, longest),
         range=(low, high),
         measured=measured,
@@ -354,18 +356,20 @@ def _help_lines(study: Study, found: Forecast) -> list[str]:
 
 def _range(found: CellForecast) -> tuple[float, float]:
     """What the speed-up of a cell may be: as measured, else as predicted."""
-    if found.measured is not None and found.measured.interval95 is not None:
-        return found.measured.interval95.low, found.measured.interval95.high
-    return found.range or (0.0, math.inf)
+    return _measured_range(found) or found.range or (0.0, math.inf)
+
+
+def _measured_range(found: CellForecast) -> tuple[float, float] | None:
+    interval = found.measured.interval95 if found.measured is not None else None
+    return None if interval is None else (interval.low, interval.high)
 
 
 def _clear(found: Forecast) -> str:
     """Whether there can be a gain, by what was measured, else by the whole range of what is predicted."""
     cells = [c for c in found.cells if c.cell.treatment is Treatment.SPECULATIVE and c.range is not None]
-    ranges = [_range(c) for c in cells]
+    # What is predicted from the times of a busy machine decides nothing; what was measured still does.
+    ranges = [_measured_range(c) or (0.0, math.inf) if found.busy else _range(c) for c in cells]
     unclear = "It is not clear yet whether SpecPrefill can help here"
-    if found.busy:
-        return unclear
     if any(low > 1 for low, _ in ranges):
         return "SpecPrefill can help here"
     return "SpecPrefill cannot help here" if all(high < 1 for _, high in ranges) else unclear

@@ -123,6 +123,7 @@ def test_nothing_is_called_hopeless_within_the_scatter_of_the_probes(
     for cell in found.cells:
         if cell.range is not None and cell.speedup is not None:
             assert cell.range[0] < cell.speedup < cell.range[1]
+            assert cell.bound is not None and cell.bound > cell.range[1]
     assert "It is not clear yet whether SpecPrefill can help here: predicted speed-up" in text(STUDY, found)
 
 
@@ -146,6 +147,7 @@ def test_a_study_that_has_run_here_is_planned_by_its_own_dense_times(
     assert "The dense times of large, small are those that scripted itself measured here" in said
     assert "SpecPrefill can help here: predicted speed-up 2." in said and "; measured here 2." in said
     assert found.least_seconds is not None
+    assert "SpecPrefill can help here" in text(STUDY, dataclasses.replace(found, busy={"small": 9.0}))
     measured = {cell.cell: cell for cell in estimates_of(project).cells}
     for cell in found.cells:
         assert cell.dense_seconds == pytest.approx(measured[cell.cell.id].dense_median_seconds, rel=0.1)
