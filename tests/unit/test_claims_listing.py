@@ -81,13 +81,18 @@ def test_a_misspelt_id_names_its_neighbours(cards: dict[str, Claim]) -> None:
 def test_verdicts_are_told_in_a_line_each_and_the_unjudged_counted(cards: dict[str, Claim]) -> None:
     own = next(card for card in cards.values() if card.kind is ClaimKind.EXPECTATION)
     published = [card for card in cards.values() if card.kind is not ClaimKind.EXPECTATION][:3]
-    words = (Word.REPRODUCED, Word.REPRODUCED, Word.NOT_COMPARABLE, Word.NOT_COMPARABLE)
+    words = (Word.REPRODUCED, Word.REPRODUCED, Word.NOT_COMPARABLE, Word.NOT_COMPARABLE, Word.NOT_RUN, Word.NOT_RUN)
     rest = {"sentence": "Why [bold].", "cells": (), "measured": None, "interval95": None, "expected": None, "pairs": 0}
-    verdicts = [Verdict(claim=card, word=word, **rest) for card, word in zip((own, *published), words, strict=True)]
+    verdicts = [
+        Verdict(claim=card, word=word, **rest)
+        for card, word in zip((own, *published, own, published[0]), words, strict=True)
+    ]
     out = io.StringIO()
     print_verdicts(verdicts, Console(file=out, width=40))
     assert out.getvalue().splitlines() == [
         f"as expected: {own.id}. Why [bold].",
         f"reproduced: {published[0].id}. Why [bold].",
         "not comparable: 2 published figures",
+        "not run: 1 expectation of this study",
+        "not run: 1 published figure",
     ]

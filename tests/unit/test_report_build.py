@@ -13,8 +13,8 @@ from report_inputs import WORLDS, expectation, published, report_data, verdict
 from specprefill_repro.errors import ReproError
 from specprefill_repro.report.build import render_report, visible
 from specprefill_repro.report.data import LISTED_TRIALS, read_embedded
-from specprefill_repro.report.rows import COLUMNS, evidence_rows, verdict_row
-from specprefill_repro.study.schema import Comparison, Treatment
+from specprefill_repro.report.rows import COLUMNS, evidence_rows, request_rows, selection_words, verdict_row
+from specprefill_repro.study.schema import Comparison, Selection, Treatment
 from specprefill_repro.trials.schema import TrialRecord
 from specprefill_repro.trials.table import Trials
 from specprefill_repro.verdicts.build import build_verdicts
@@ -297,3 +297,42 @@ def test_a_rule_that_kept_every_token_ran_as_asked_and_one_that_did_not_fell_bac
     row = evidence_rows(data, trials.frame(COLUMNS))[0]
     assert row.arm == "speculative" and row.fine == fine
     assert ("asked for sparse, ran dense" in row.problem) != fine
+
+
+def test_what_was_requested_is_told_in_words() -> None:
+    data = report_data("gain")
+    asked = [row.asked for row in request_rows(data, Trials.of_records(data.records).frame(COLUMNS))]
+    assert asked and not any(word in text for text in asked for word in ("None", "True", "False"))
+    assert all("default rule, look-ahead of 8, from the last prompt token" in text for text in asked)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"preset": "ours"}, "rule ours"),
+        ({"prompt_query": False}, "look-ahead of 8, not counting the last prompt token"),
+        ({"stop_at_end": False}, "also past an end token"),
+        ({"temperature": 0.6, "top_p": 0.9}, "drawn at temperature 0.6, top-p 0.9"),
+        ({"tail_in_budget": True}, "tail 64, charged to the budget"),
+        ({"windows": "kept", "window_tail": "always"}, "windows count kept tokens, last window read of every prompt"),
+    ],
+)
+def test_every_parameter_of_a_rule_is_told(changes: dict[str, object], text: str) -> None:
+    told = selection_words(Selection.model_construct(**(Selection().model_dump() | changes)))
+    assert text in ", ".join(told)
+
+
+def test_the_first_screen_leads_to_the_words_of_the_page() -> None:
+    page = render_report(report_data("gain"))
+    first = page[: page.index("<main>")]
+    assert '<a href="#words">Words are explained here</a>' in first and '<section id="words">' in page
+    glossary = page[page.index('<section id="words">') :].split("</section>")[0].lower()
+    assert all(word in glossary for word in ("cell", "block", "gate", "pair", "ruler", "noise", "margin", "placebo"))
+
+
+def test_a_word_of_a_check_is_not_broken_in_two_in_print() -> None:
+    page = render_report(report_data("gain"))
+    style = page[page.index("<style>") : page.index("</style>")]
+    rules = dict(re.findall(r"(?m)^\s*([^\n{}@]+?) \{([^{}]*)\}", style[style.index("@media print {\n@page") :]))
+    assert "overflow-wrap: break-word" in rules[".long"] and "anywhere" in rules[".long code"]
+    assert re.search(r"\.v \{[^}]*overflow-wrap: break-word", style)

@@ -51,3 +51,26 @@ def test_a_trial_far_slower_than_the_others_does_not_make_the_drift_axis_impossi
     svg = charts.drift([(0.0, 1.0, "a"), (1.0, 16.0, "a"), (2.0, 0.9, "a")])
     labels = re.findall(r">([^<>]+)</text>", svg)
     assert not any(label.startswith(("-", "\u2212")) or "%" in label for label in labels)
+
+
+@given(st.floats(0.3, 0.97), st.floats(1.03, 3))
+def test_scatter_around_one_can_be_read_off_more_than_one_tick(low: float, high: float) -> None:
+    """Between two doublings there would be but the tick at 1, as in the drift of a busy machine."""
+    scale, axis = charts._ratio_axis([Point("", "", low), Point("", "", high)], steps=6)
+    assert len(axis["values"]) >= 2 and any(tick != 1 for tick in axis["values"])
+    wide = math.log2(scale["domain"][1] / scale["domain"][0])
+    assert len(axis["values"]) >= 3 or wide < 1.2
+
+
+@given(st.floats(1e-6, 1e4))
+def test_no_mark_of_an_amount_lies_beyond_the_last_tick(top: float) -> None:
+    scale, axis = charts._amount_axis(top)
+    ticks = axis["values"]
+    assert ticks[0] == 0 and scale["domain"] == [0, ticks[-1]] and 2 <= len(ticks) <= 6
+    assert ticks[-2] < top <= ticks[-1] * (1 + 1e-9)
+
+
+def test_the_distance_of_the_furthest_cell_is_drawn_inside_the_axis() -> None:
+    svg = charts.intervals([Point("a", "s", 0.02), Point("b", "s", 2.4)], "nats", "amount")
+    labels = [float(text) for text in re.findall(r">([0-9.]+)</text>", svg)]
+    assert max(labels) >= 2.4

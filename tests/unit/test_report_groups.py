@@ -1,6 +1,7 @@
 """Tables about cells: one row a cell, and in a large study one for those that differ in length alone."""
 
 import json
+import math
 import re
 from typing import Any
 
@@ -141,3 +142,13 @@ def test_estimates_without_the_reach_of_the_break_even_can_still_be_read() -> No
     cell = report_data("gain").estimates.cells[0]
     old = cell.model_dump(mode="json", exclude={"break_even_limit", "break_even_problem"})
     assert CellEstimate.model_validate_json(json.dumps(old)).break_even_limit is None
+
+
+def test_the_noise_is_the_same_number_wherever_the_page_names_it() -> None:
+    data = report_data("inconclusive")
+    assert data.estimates.placebo_margin is not None
+    share = f"±{100 * math.expm1(data.estimates.placebo_margin):.0f}"
+    page = render_report(data)
+    assert share in answer(data).sentence
+    assert share in page.split('href="#controls">', 1)[1][:20]
+    assert share in page.split('<section id="controls">', 1)[1].split("</section>")[0]

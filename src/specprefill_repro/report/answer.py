@@ -16,6 +16,7 @@ from specprefill_repro.study.schema import Treatment
 from specprefill_repro.verdicts.matching import USUAL_KEEP
 from specprefill_repro.verdicts.rules import MET, UNDECIDED
 from specprefill_repro.verdicts.schema import Rule, Verdict, Word
+from specprefill_repro.wording import counted
 
 WIDEST_TIE = 0.1
 """On a machine whose own noise is larger than this, "no difference" would hide one: it is then not settled."""
@@ -74,10 +75,12 @@ def margin(data: ReportData) -> float:
     return max(math.log(1 + TIE_MARGIN), data.estimates.placebo_margin or 0.0)
 
 
-def noise_known(data: ReportData) -> bool:
-    """Whether enough pairs of the placebo count to tell this machine's noise."""
+def noise(data: ReportData) -> float | None:
+    """This machine's noise as a share of the speed-up; None where too few pairs of a placebo count to tell it."""
     pairs = sum(len(cell.pairs) for cell in data.estimates.cells if cell.treatment is Treatment.PLACEBO)
-    return data.estimates.placebo_margin is not None and pairs >= MIN_PAIRS
+    if data.estimates.placebo_margin is None or pairs < MIN_PAIRS:
+        return None
+    return math.expm1(data.estimates.placebo_margin)
 
 
 def headline_cell(data: ReportData, pair: str) -> CellEstimate | None:
@@ -135,7 +138,7 @@ def _answer(data: ReportData, kind: Role, cells: list[CellEstimate]) -> Answer:
     }[kind]
     sentence = prefix + "; ".join(clauses[:3])
     if len(clauses) > 3:
-        sentence += f"; and {len(clauses) - 3} more pairs, in the table below"
+        sentence += f"; and {counted(len(clauses) - 3, 'more pair')}, in the table below"
     sentence = sentence[0].upper() + sentence[1:] + "."
     sentence += _causes(data, cells, outcomes) + _advice(data, cells, outcomes)
     if kind is Role.POSITIVE:
@@ -176,7 +179,7 @@ def _clause(data: ReportData, cell: CellEstimate, found: Outcome, several: bool)
 
 def _margin(data: ReportData) -> str:
     """What counts as no difference here, and why so much."""
-    if data.estimates.placebo_margin is not None and not noise_known(data):
+    if data.estimates.placebo_margin is not None and noise(data) is None:
         return "too few pairs of dense against dense count to tell this machine's noise"
     share = numbers.percent(math.expm1(margin(data)))
     if (data.estimates.placebo_margin or 0.0) > math.log(1 + TIE_MARGIN):
@@ -185,7 +188,7 @@ def _margin(data: ReportData) -> str:
 
 
 def _pairs(cell: CellEstimate) -> str:
-    return "1 pair" if len(cell.pairs) == 1 else f"{len(cell.pairs)} pairs"
+    return counted(len(cell.pairs), "pair")
 
 
 def _price(cell: CellEstimate) -> str:
@@ -201,7 +204,7 @@ def _advice(data: ReportData, cells: list[CellEstimate], outcomes: list[Outcome]
     if not unsettled:
         return ""
     more = [v.more_pairs for v in data.verdicts.verdicts if v.more_pairs and unsettled & set(v.cells)]
-    about = f" (about {max(more)} more pairs would settle it)" if more else ""
+    about = f" (about {counted(max(more), 'more pair')} would settle it)" if more else ""
     return f" To settle it, run the study again on a quiet machine, or with more blocks{about}."
 
 

@@ -1,5 +1,6 @@
 """Data to page: one self-contained HTML file, the same bytes for the same data."""
 
+import math
 import re
 from typing import Any
 
@@ -10,7 +11,7 @@ from specprefill_repro.estimates.decoding import ENOUGH_TOKENS
 from specprefill_repro.estimates.statistics import MIN_PAIRS
 from specprefill_repro.plain_text import without_controls
 from specprefill_repro.report import figures, numbers, quality, rows, rules
-from specprefill_repro.report.answer import answer, failed_controls, margin, noise_known
+from specprefill_repro.report.answer import answer, failed_controls, margin, noise
 from specprefill_repro.report.data import LISTED_TRIALS, ReportData, embedded
 from specprefill_repro.report.engines import engine_section
 from specprefill_repro.report.groups import LISTED_CELLS, cell_label, groups
@@ -18,6 +19,7 @@ from specprefill_repro.report.questions import questions
 from specprefill_repro.trials.schema import PHASES
 from specprefill_repro.trials.table import Trials
 from specprefill_repro.verdicts.schema import ClaimKind, Word
+from specprefill_repro.wording import counted
 
 LISTED_REASONS = 40
 """So many cells without the expected gain, and so many blocks that do not count, get their reasons on the page."""
@@ -31,7 +33,7 @@ def render_report(data: ReportData, trials: Trials | None = None) -> str:
     """
     trials = Trials.of_records(data.records) if trials is None else trials
     templates = template_environment()
-    templates.globals.update(n=numbers, rows=rows, Word=Word)
+    templates.globals.update(n=numbers, rows=rows, Word=Word, counted=counted)
     text = templates.get_template("page.html").render(_context(data, trials))
     # Indentation of the templates is a tenth of the page.
     return re.sub(r"\n\s+", "\n", text)
@@ -64,8 +66,8 @@ def _context(data: ReportData, trials: Trials) -> dict[str, Any]:
         "data": data,
         "answer": answer(data),
         "failed_controls": failed_controls(data),
-        "tie_margin": margin(data),
-        "noise_known": noise_known(data),
+        "tie_margin": math.expm1(margin(data)),
+        "noise": noise(data),
         "least_pairs": MIN_PAIRS,
         "judged": [rows.verdict_row(verdict) for verdict in judged],
         "set_aside": set_aside,

@@ -30,7 +30,7 @@ INHERITED = ("fill", "stroke", "stroke-width", "stroke-dasharray", "text-anchor"
 """Attributes that a group in SVG hands down to what it holds."""
 PREDICTED = "diamond"
 PHASE_COLOURS = [f"var(--p{number})" for number in range(1, 1 + len(PHASES))]
-FINE_STEPS = (0.01, 0.02, 0.05, 0.1, 0.25, 0.5)
+FINE_STEPS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.25, 0.5)
 """Between the ticks of a ratio axis that spans little more than a doubling."""
 
 Spec = dict[str, Any]
@@ -114,7 +114,7 @@ def intervals(points: Sequence[Point], x_title: str, kind: str, reference: float
         scale, axis = {"domain": [0, 1]}, {"values": [0, 0.25, 0.5, 0.75, 1], "format": "%"}
     else:
         top = max([point.high or point.value for point in points], default=1.0)
-        scale, axis = {"type": "sqrt", "domain": [0, top or 1.0]}, {"tickCount": 4}
+        scale, axis = _amount_axis(top or 1.0)
     place = {
         "y": {**_nominal("label", labels), "title": None, "axis": ROWS},
         "yOffset": {**_nominal("series", names), "scale": {"paddingInner": 0.4, "paddingOuter": 0.6}},
@@ -245,16 +245,24 @@ def _reference(channel: str, value: float) -> Spec:
     return _layer([{"at": value}], rule, {channel: _number("at")})
 
 
+def _amount_axis(top: float) -> tuple[Spec, Spec]:
+    """A square-root scale from 0 to the first round tick that is not below `top`; at most six even ticks."""
+    decade = 10.0 ** math.floor(math.log10(top))
+    step = next(part * decade for part in (0.2, 0.25, 0.5, 1.0, 2.0, 5.0) if top <= 5 * part * decade)
+    ticks = [float(f"{n * step:.6g}") for n in range(math.ceil(round(top / step, 9)) + 1)]
+    return {"type": "sqrt", "domain": [0, ticks[-1]], "nice": False}, {"values": ticks, "format": "~g"}
+
+
 def _ratio_axis(points: Sequence[Point], steps: int) -> tuple[Spec, Spec]:
     """A base-2 logarithmic scale around all values and around 1; about `steps` even ticks at most, one of them 1."""
     seen = [x for p in points for x in (p.value, p.low, p.high, p.predicted) if x is not None and x > 0]
     low, high = min([*seen, 0.95]) / 1.04, max([*seen, 1.05]) * 1.04
     octaves = math.log2(high / low)
-    if octaves > 1.2:
-        # Every doubling, every other one, ...: the same distance between all of them.
-        every = max(1, math.ceil(octaves / steps))
-        ticks = [2.0**n for n in range(-60, 61, 1) if n % every == 0 and low <= 2.0**n <= high]
-    else:
+    # Every doubling, every other one, ...: the same distance between all of them.
+    every = max(1, math.ceil(octaves / steps))
+    ticks = [2.0**n for n in range(-60, 61, 1) if n % every == 0 and low <= 2.0**n <= high]
+    if octaves <= 1.2 or (len(ticks) < 3 and every == 1):
+        # Too few of them to read a value off.
         step = next((s for s in FINE_STEPS if (high - low) / s <= steps), FINE_STEPS[-1])
         ticks = [round(n * step, 2) for n in range(math.ceil(low / step), math.floor(high / step) + 1)]
     axis = {"values": ticks, "labelExpr": f"format(datum.value, '~g') + '{TIMES}'"}

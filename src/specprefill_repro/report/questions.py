@@ -22,6 +22,7 @@ from specprefill_repro.study.presets import PRESETS
 from specprefill_repro.study.schema import Selection, Treatment
 from specprefill_repro.verdicts.attribution import DRAFT
 from specprefill_repro.verdicts.matching import facts_of
+from specprefill_repro.wording import counted
 
 UNANSWERED = "Cannot be answered from this run"
 SERVERS = ("omlx", "vllm-mlx")
@@ -101,7 +102,7 @@ def _draft_sentence(cell: CellEstimate, found: Outcome) -> str:
 
 
 def _measured_from(cell: CellEstimate) -> str:
-    pairs = "1 pair" if len(cell.pairs) == 1 else f"{len(cell.pairs)} pairs"
+    pairs = counted(len(cell.pairs), "pair")
     if len(cell.pairs) < MIN_PAIRS:
         return f"{pairs}, too few for an interval"
     return f"{numbers.bounds(cell.interval95)}, {pairs}"

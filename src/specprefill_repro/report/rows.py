@@ -16,7 +16,7 @@ from specprefill_repro.report.answer import Role, role
 from specprefill_repro.report.data import ReportData
 from specprefill_repro.report.groups import CONTROLS, Group, engine_name, groups, spread
 from specprefill_repro.study.plan import ArmKind, plan_cells
-from specprefill_repro.study.schema import Treatment
+from specprefill_repro.study.schema import Selection, Treatment
 from specprefill_repro.trials.busy import LOAD_PER_CORE, OTHER_CPU_PERCENT
 from specprefill_repro.trials.schema import BlockReceipt, TrialRecord
 from specprefill_repro.trials.table import Trials
@@ -356,7 +356,7 @@ def request_rows(data: ReportData, trials: pd.DataFrame) -> list[RequestRow]:
         arm = arms[group.first.cell]
         asked = [f"{arm.kind}", f"keep {numbers.keep(arm.keep)}"]
         if arm.selection is not None:
-            asked += [f"{key.replace('_', '-')} {value}" for key, value in arm.selection.model_dump().items()]
+            asked += selection_words(arm.selection)
         got = [", ".join(sorted(set(treated["outcome"].unique()))), f"real share {share(treated)}"]
         in_process = treated[treated["evidence.log_sha256"].isna()]
         if len(in_process):
@@ -372,6 +372,26 @@ def request_rows(data: ReportData, trials: pd.DataFrame) -> list[RequestRow]:
             got.append(f"keep {keep} and threshold {threshold} by the server's log")
         rows.append(RequestRow(group.label, ", ".join(asked), ", ".join(got)))
     return rows
+
+
+WINDOWS = {"positions": "original positions", "kept": "kept tokens"}
+WINDOW_TAILS = {"no": "left out", "long-prompts": "read of long prompts", "always": "read of every prompt"}
+
+
+def selection_words(rule: Selection) -> list[str]:
+    """Every parameter of a selection rule, as a reader should see it."""
+    drawn = rule.temperature > 0
+    return [
+        f"rule {rule.preset}" if rule.preset is not None else "default rule",
+        f"look-ahead of {rule.look_ahead}, {'from' if rule.prompt_query else 'not counting'} the last prompt token"
+        + (", ended by an end token" if rule.stop_at_end else ", also past an end token"),
+        f"drawn at temperature {rule.temperature:g}, top-p {rule.top_p:g}" if drawn else "most likely tokens",
+        f"pool {rule.pool}",
+        f"chunk {rule.chunk}",
+        f"head {rule.head}",
+        f"tail {rule.tail}, {'charged to' if rule.tail_in_budget else 'besides'} the budget",
+        f"windows count {WINDOWS[rule.windows]}, last window {WINDOW_TAILS[rule.window_tail]}",
+    ]
 
 
 def _said(values: "pd.Series[float]") -> str:

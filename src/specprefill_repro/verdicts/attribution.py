@@ -6,6 +6,7 @@ from specprefill_repro.estimates.schema import CellEstimate
 from specprefill_repro.estimates.statistics import MIN_PAIRS
 from specprefill_repro.study.schema import Study, Treatment
 from specprefill_repro.verdicts.schema import Attribution, Cause
+from specprefill_repro.wording import counted
 
 KEPT_MORE = 1.1
 """The target reads this many times the tokens that the nominal keep rate suggests."""
@@ -80,11 +81,17 @@ def _causes(study: Study, cell: CellEstimate, margin: float, expected: float | N
     # At keep 1 the whole prompt is read, and `dense` is what was asked for.
     failed = {outcome: count for outcome, count in others.items() if outcome != "dense" or cell.nominal_keep < 1}
     listed = "; ".join(f"{count} of {trials} ended as `{outcome}`" for outcome, count in sorted(failed.items()))
-    yield Cause(name=NOT_RUN, applies=bool(failed), evidence=listed or f"all {trials} treated trials ran as asked")
+    yield Cause(
+        name=NOT_RUN,
+        applies=bool(failed),
+        evidence=listed or f"all {counted(trials, 'treated trial')} ran as asked"
+        if trials > 1
+        else "the one treated trial ran as asked",
+    )
     yield Cause(
         name=CACHE,
         applies=cell.cached_trials > 0,
-        evidence=f"{cell.cached_trials} trials began with tokens in the KV cache"
+        evidence=f"{counted(cell.cached_trials, 'trial')} began with tokens in the KV cache"
         if cell.cached_trials
         else "the KV cache was empty at the start of every trial",
     )

@@ -21,6 +21,7 @@ from specprefill_repro.verdicts.schema import (
     Verdicts,
     Word,
 )
+from specprefill_repro.wording import counted
 
 LEVEL = 0.05
 TOLERANCE = 0.15
@@ -180,7 +181,8 @@ def _judge_cell(
 
     ratios = [pair.log_ratio for pair in cell.pairs]
     judged = Judged(Word.INVALID, f"No verdict: {invalid}.") if invalid else judge(_summary(ratios, cell.degrees))
-    dropped = f" {len(cell.problems)} more did not count; they are listed." if cell.problems and not invalid else ""
+    listed = "it is" if len(cell.problems) == 1 else "they are"
+    dropped = f" {len(cell.problems)} more did not count; {listed} listed." if cell.problems and not invalid else ""
     more = None
     if judged.word is Word.INCONCLUSIVE and ratios:
         more = more_pairs_needed(ratios, lambda seen: judge(seen).word is not Word.INCONCLUSIVE)
@@ -205,7 +207,8 @@ def _judge_cell(
 def _remarks(cell: CellEstimate, estimates: Estimates, margin: float) -> str:
     """What a reader must know of the measurement besides: outliers, and a machine that changed meanwhile."""
     outliers = sum(pair.outlier for pair in cell.pairs)
-    marked = f" {outliers} of {len(cell.pairs)} pairs are outliers; they count all the same." if outliers else ""
+    these = "is an outlier; it counts" if outliers == 1 else "are outliers; they count"
+    marked = f" {outliers} of {len(cell.pairs)} pairs {these} all the same." if outliers else ""
     for change in estimates.drift:
         same = (change.pair, change.engine, change.length) == (cell.pair, cell.engine, cell.length)
         if same and change.found and abs(change.change) > margin:
@@ -254,7 +257,7 @@ def _settled_by(judged: Judged, more: int | None, ratios: Sequence[float]) -> st
         return " Run it again on a quiet machine, or with more blocks of the placebo."
     if more is None:
         return " No number of pairs within reason would settle it: the truth lies too near a border."
-    return f" About {more} more pairs would settle it."
+    return f" About {counted(more, 'more pair')} would settle it."
 
 
 def _p_value(word: Word, word_at: Callable[[float], Word]) -> float | None:

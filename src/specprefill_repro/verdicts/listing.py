@@ -8,7 +8,8 @@ from rich.table import Table
 from rich.text import Text
 
 from specprefill_repro.verdicts.rules import word_for
-from specprefill_repro.verdicts.schema import Claim, Contradiction, Verdict, Word
+from specprefill_repro.verdicts.schema import Claim, ClaimKind, Contradiction, Verdict, Word
+from specprefill_repro.wording import counted
 
 COLUMNS = ("id", "kind", "metric", "figure", "rule", "where it was found")
 
@@ -34,16 +35,17 @@ def print_claims(claims: Iterable[Claim], console: Console) -> None:
 
 def print_verdicts(verdicts: Iterable[Verdict], console: Console) -> None:
     """Print one line a verdict, and how many claims got none."""
-    unjudged: Counter[Word] = Counter()
+    unjudged: Counter[tuple[Word, bool]] = Counter()
     for verdict in verdicts:
         if verdict.word in (Word.NOT_COMPARABLE, Word.NOT_RUN):
-            unjudged[verdict.word] += 1
+            unjudged[verdict.word, verdict.claim.kind is ClaimKind.EXPECTATION] += 1
             continue
         console.print(
             Text(f"{word_for(verdict.claim, verdict.word)}: {verdict.claim.id}. {verdict.sentence}"), soft_wrap=True
         )
-    for word, count in unjudged.items():
-        console.print(Text(f"{word}: {count} published figures"), soft_wrap=True)
+    for (word, own), count in unjudged.items():
+        what = "expectation of this study" if own else "published figure"
+        console.print(Text(f"{word}: {counted(count, what)}"), soft_wrap=True)
 
 
 def print_claim(claim: Claim, contradictions: Iterable[Contradiction], console: Console) -> None:

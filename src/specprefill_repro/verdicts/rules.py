@@ -115,11 +115,12 @@ def judge_answers(
     fewer, more = interval95.high < limit, interval95.low > limit
     holds, fails = (fewer, more) if rule is Rule.ANSWERS_KEPT else (more, fewer)
     word = Word.REPRODUCED if holds else Word.NOT_REPRODUCED if fails else Word.INCONCLUSIVE
+    are = "is" if lost == 1 else "are"
     place = "below" if fewer else "above" if more else "on both sides of"
     return Judged(
         word,
-        f"{lost} of the {total} answers that dense prefill found are lost; the 95 % interval of the share, "
-        f"{interval95.low:.0%} to {interval95.high:.0%}, lies {place} {limit:.0%}.",
+        f"{lost} of the {total} answers that dense prefill found {are} lost; the 95 % interval "
+        f"of the share, {interval95.low:.0%} to {interval95.high:.0%}, lies {place} {limit:.0%}.",
     )
 
 
