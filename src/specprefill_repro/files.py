@@ -4,6 +4,7 @@ import errno
 import hashlib
 import json
 import os
+import stat
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -20,6 +21,7 @@ Model = TypeVar("Model", bound=BaseModel)
 MAX_CONFIG_BYTES = 1_000_000
 MAX_JSON_BYTES = 1_000_000_000
 MAX_YAML_DEPTH = 50
+MAX_INTEGER_DIGITS = 100
 SMALL_BYTES = 1 << 16
 
 
@@ -140,14 +142,21 @@ def write_json(path: Path, value: Any) -> None:
     write_bytes(path, json_bytes(value))
 
 
+def _open_at_once(path: str, flags: int) -> int:
+    """Opening a pipe waits for its writer, perhaps for ever; like this it does not."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
 def read_limited(path: Path | str, limit: int) -> bytes:
     """Read a whole file of at most `limit` bytes.
 
     Raises:
-        ReproError: the file is missing, unreadable or larger.
+        ReproError: the file is missing, unreadable, larger, or not a regular file.
     """
     try:
-        with open(path, "rb") as file:  # noqa: PTH123 - making a Path takes as long as reading
+        with open(path, "rb", opener=_open_at_once) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise OSError(errno.EINVAL, "not a regular file")
             # Memory for all that is asked for is set aside at once, and most files are small.
             content = file.read(min(limit, SMALL_BYTES) + 1)
             if len(content) > SMALL_BYTES:
@@ -196,7 +205,27 @@ def parse_model(path: Path | str, content: bytes, model: type[Model]) -> Model:
 class _SafeLoader(yaml.CSafeLoader):
     """Safe YAML without duplicate keys or timestamps; libyaml's, since the parser in Python takes ten times as long."""
 
+    def construct_object(self, node: Any, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, LookupError, AttributeError, TypeError, ArithmeticError) as error:
+            # What PyYAML raises for `!!int abc`, `!!bool maybe` and their like.
+            kind = node.tag.rpartition(":")[2]
+            raise yaml.constructor.ConstructorError(
+                None, None, f"{_short(node.value)} is no value of the kind {kind}", node.start_mark
+            ) from error
+
+    def construct_yaml_int(self, node: Any) -> int:
+        # Reading a number takes a time that grows with the square of its digits.
+        if len(node.value) > MAX_INTEGER_DIGITS:
+            raise yaml.constructor.ConstructorError(
+                None, None, f"a number has more than {MAX_INTEGER_DIGITS} digits", node.start_mark
+            )
+        return int(super().construct_yaml_int(node))
+
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        if not isinstance(node, yaml.MappingNode):
+            raise yaml.constructor.ConstructorError(None, None, "this is no mapping", node.start_mark)
         seen = set()
         for name, _ in node.value:
             key = self.construct_object(name, deep=True)
@@ -205,6 +234,8 @@ class _SafeLoader(yaml.CSafeLoader):
             seen.add(key)
         return super().construct_mapping(node, deep)
 
+
+_SafeLoader.add_constructor("tag:yaml.org,2002:int", _SafeLoader.construct_yaml_int)
 
 # A date such as 2026-03-20 stays the text that was written.
 _SafeLoader.yaml_implicit_resolvers = {
@@ -238,7 +269,7 @@ def read_yaml(path: Path, limit: int = MAX_CONFIG_BYTES) -> Any:
     try:
         _check_shape(content)
         return yaml.load(content, Loader=_SafeLoader)
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError, TypeError) as error:
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, RecursionError) as error:
         raise ReproError(
             f"{path} is not YAML that this package reads: {' '.join(str(error).split())}",
             "A typing error, or a feature (aliases, tags, nesting) that configuration files here may not use.",

@@ -152,11 +152,47 @@ def test_an_alias_bomb_is_refused_at_once(tmp_path):
         "? " * 300_000,
         "a: " + "[" * 60 + "]" * 60,
         "*a",
+        "seed: " + "9" * 5000,
+        "seed: 0x" + "9" * 5000,
+        "seed: 1" + ":1" * 100_000,
+        "0x_: 1",
+        "- 0b_",
+        "a: !!int abc",
+        "a: !!int ''",
+        "a: !!float abc",
+        "a: !!bool maybe",
+        "a: !!timestamp foo",
+        "a: !!timestamp 2026-99-99",
+        "a: !!map foo",
+        "a: !!set foo",
+        "a: !!omap foo",
+        "!!map foo",
     ],
 )
 def test_yaml_that_is_not_plain_is_refused_without_a_traceback(tmp_path, text):
     with pytest.raises(ReproError, match="not YAML"):
         read_yaml(yaml_file(tmp_path, text))
+
+
+@given(
+    st.sampled_from("int float bool null timestamp binary str seq map set omap pairs".split()),
+    st.text("0123456789abxo_:.-+ {}[],'TZ?", max_size=12),
+)
+def test_whatever_a_tag_is_given_is_read_or_refused(tmp_path_factory, tag, text):
+    path = tmp_path_factory.getbasetemp() / "tagged.yaml"
+    path.write_text(f"a: !!{tag} {text}\n")
+    try:
+        read_yaml(path)
+    except ReproError as error:
+        assert str(path) in error.what and error.exit_code is Exit.BAD_INPUT
+
+
+def test_a_pipe_is_refused_at_once(tmp_path):
+    os.mkfifo(tmp_path / "study.yaml")
+    with pytest.raises(ReproError, match="not a regular file"):
+        read_yaml(tmp_path / "study.yaml")
+    with pytest.raises(ReproError, match="not a regular file"):
+        read_model(Path("/dev/zero"), Check)
 
 
 def test_a_large_file_is_refused_unread(tmp_path):
