@@ -31,14 +31,12 @@ from specprefill_repro.report.data import ReportData, read_embedded
 from specprefill_repro.report.tables import check_tables, read_tables
 from specprefill_repro.report.version import other_version
 from specprefill_repro.study.plan import Cell, block_trials, plan_cells
-from specprefill_repro.study.schema import Study
 from specprefill_repro.trials.schema import BlockReceipt, Evidence
 from specprefill_repro.trials.table import RECORD, Trials
 from specprefill_repro.verdicts.build import build_verdicts
 from specprefill_repro.verdicts.matching import facts_of
 
 MAX_PAGE_BYTES = 20_000_000
-MAX_CELLS = 2_000
 MAX_TOKENS = 2_000_000
 MAX_POSITIONS = 50_000_000
 """Listed by all records together; a hostile page could name a range that no memory holds."""
@@ -144,8 +142,6 @@ def _check_size(data: ReportData) -> None:
             positions += sum(max(0, end - start) for start, end in record.evidence.kept_ranges)
         if record.prompt.tokens > MAX_TOKENS or positions > MAX_POSITIONS:
             raise _too_large(f"record {number + 1} names more positions than a prompt has")
-    if cells_of(data.study) > MAX_CELLS:
-        raise _too_large(f"its study has more than {MAX_CELLS:,} cells")
 
 
 def _carried(data: ReportData) -> Trials:
@@ -153,11 +149,6 @@ def _carried(data: ReportData) -> Trials:
         return Trials.of_records(data.records)
     except (pa.ArrowException, OverflowError) as error:
         raise _too_large(f"a number in its records is no number of a trial ({error})") from error
-
-
-def cells_of(study: Study) -> int:
-    """Number of cells of a study, without making them."""
-    return sum(len(comparison.lengths) * max(1, len(comparison.keep)) for comparison in study.comparisons)
 
 
 def _too_large(what: str) -> ReproError:

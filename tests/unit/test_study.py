@@ -44,6 +44,20 @@ def load(project):
     return from_values
 
 
+@pytest.mark.parametrize(("lengths", "keep", "cells"), [(2001, 1, "2,001"), (50, 41, "2,050"), (100_000, 1, "100,000")])
+def test_more_cells_than_can_be_verified_are_refused_before_any_is_made(load, lengths, keep, cells):
+    comparison = {"pair": "pair", "treatment": "speculative", "blocks": 1}
+    made = {"lengths": list(range(128, 128 + lengths)), "keep": [0.1 + i / 1000 for i in range(keep)]}
+    with pytest.raises(ReproError, match=f"{cells} cells, more than 2,000 cells") as error:
+        load({**STUDY, "comparisons": [{**comparison, **made}]})
+    assert error.value.exit_code == 2
+
+
+def test_as_many_cells_as_can_be_verified_are_allowed(load):
+    most = {"pair": "pair", "treatment": "placebo", "lengths": list(range(128, 2128)), "blocks": 1}
+    assert len(plan_cells(load({**STUDY, "comparisons": [most]}))) == 2000
+
+
 def test_cells_are_every_length_and_keep_rate(load):
     cells = plan_cells(load(STUDY))
     assert [cell.id for cell in cells] == [

@@ -10,6 +10,8 @@ from specprefill_repro.study.engines import IN_PROCESS, EngineSettings, MlxLmEng
 from specprefill_repro.study.presets import PRESETS, PresetName
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,79}$")]
+MAX_CELLS = 2_000
+"""Of a study; a page with more could not be verified."""
 KeepRate = Annotated[float, Field(gt=0, le=1)]
 
 
@@ -208,6 +210,16 @@ class Study(Frozen):
         """The study's rule, and those that comparisons have of their own."""
         own = [comparison.selection for comparison in self.comparisons if comparison.selection is not None]
         return tuple(dict.fromkeys([self.selection, *own]))
+
+    @model_validator(mode="after")
+    def _cells_are_not_too_many(self) -> Self:
+        # Before anything walks over the cells.
+        cells = sum(len(comparison.lengths) * max(1, len(comparison.keep)) for comparison in self.comparisons)
+        if cells > MAX_CELLS:
+            raise ValueError(
+                f"the comparisons make {cells:,} cells, more than {MAX_CELLS:,} cells: name fewer lengths or keep rates"
+            )
+        return self
 
     @model_validator(mode="after")
     def _pairs_are_known(self) -> Self:
