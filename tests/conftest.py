@@ -23,6 +23,7 @@ def pytest_configure(config: pytest.Config) -> None:
     BLAS comes before any test imports MLX: the Linux wheel's own is some twenty times slower.
     """
     os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="specprefill-tests-", dir=OUTER_TEMPORARY)
+    os.environ["SPECPREFILL_TEST_LEASE"] = str(Path(tempfile.tempdir) / "lease")
     use_fast_blas()
 
 

@@ -16,7 +16,7 @@ from specprefill_repro.errors import Exit, ReproError
 from specprefill_repro.files import content_id
 from specprefill_repro.study.plan import Arm, ArmKind
 from specprefill_repro.study.schema import Selection
-from specprefill_repro.trials import trial
+from specprefill_repro.trials import lease, trial
 from specprefill_repro.trials.job import Job
 from specprefill_repro.trials.lease import machine_lease
 from specprefill_repro.trials.trial import run_worker, worker_environment
@@ -263,6 +263,63 @@ def test_a_lock_file_that_is_a_link_is_refused(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(ReproError, match="lock file"), machine_lease(tmp_path / "link"):
         pass
+
+
+@pytest.mark.parametrize("folder", ["one", "two"])
+def test_the_lease_is_the_same_wherever_temporary_files_lie(tmp_path, monkeypatch, folder):
+    monkeypatch.delenv(lease.TEST_LEASE)
+    monkeypatch.setattr(lease, "SHARED", (tmp_path / "missing", tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path / folder))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / folder))
+    assert lease.lease_path() == tmp_path / lease.NAME
+    before = os.umask(0o077)
+    try:
+        told = []
+        with machine_lease(tell=told.append):
+            assert not told
+    finally:
+        os.umask(before)
+    assert (tmp_path / lease.NAME).stat().st_mode & 0o777 == 0o666, "another user must be able to hold it"
+
+
+def test_a_machine_without_a_shared_folder_says_so(tmp_path, monkeypatch):
+    monkeypatch.delenv(lease.TEST_LEASE)
+    monkeypatch.setattr(lease, "SHARED", (tmp_path / "missing",))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    told = []
+    with machine_lease(tell=told.append):
+        assert told and str(tmp_path) in told[0]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_another_user_holds_the_same_lease(tmp_path):
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    for path in (tmp_path, *tmp_path.parents):
+        if path.stat().st_mode & 0o001 == 0:
+            path.chmod(path.stat().st_mode | 0o011)
+    with machine_lease(shared / "lease"):
+        pass
+    child = os.fork()
+    if child == 0:
+        os.setuid(65534)
+        try:
+            with machine_lease(shared / "lease"):
+                os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_lock_file_with_a_second_name_or_a_pipe_is_refused(tmp_path):
+    (tmp_path / "precious").write_text("kept")
+    (tmp_path / "lease").hardlink_to(tmp_path / "precious")
+    os.mkfifo(tmp_path / "pipe")
+    for path in ("lease", "pipe"):
+        with pytest.raises(ReproError, match="lock file"), machine_lease(tmp_path / path):
+            pass
+    assert (tmp_path / "precious").read_text() == "kept"
 
 
 def test_waiting_for_another_measurement_says_so_and_for_whom(tmp_path):
