@@ -227,6 +227,8 @@ def calibrate(seed: Annotated[int, typer.Option(help="Of all scripted machines")
     from specprefill_repro.calibration.results import calibrate, write_results
     from specprefill_repro.project import find_project
 
+    if seed < 0:
+        raise ReproError(f"--seed {seed} is negative.", "A seed counts from 0.", "specprefill-repro calibrate --seed 1")
     method = find_project().root / "docs" / "method.md"
     write_results(calibrate(seed, lambda line: say(line, err=True)), method)
 

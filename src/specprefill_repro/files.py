@@ -106,6 +106,22 @@ def explain_write_error(error: OSError, path: Path) -> NoReturn:
     raise error
 
 
+def users_path(text: str) -> Path:
+    """A path as a user writes it; `~` and `~NAME` stand for home folders.
+
+    Raises:
+        ReproError: there is no such user.
+    """
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:
+        raise ReproError(
+            f"{text} names the home folder of nobody on this machine.",
+            "The name after ~ is no user's, or this process has no home.",
+            "Write the folder's whole path.",
+        ) from error
+
+
 def write_bytes(path: Path, content: bytes) -> None:
     """Replace `path` by `content` atomically."""
     with atomic_file(path) as file:

@@ -78,6 +78,8 @@ def run_study(project: Project, name: str) -> None:
             console.print(work.in_words(), markup=False, soft_wrap=True)
         log = project.study_results(name) / "logs" / "snakemake.log"
         log.parent.mkdir(parents=True, exist_ok=True)
+        # This project brings a profile of its own; one of the user's would add options that are not for it.
+        environment = {name: value for name, value in isolated(os.environ).items() if name != "SNAKEMAKE_PROFILE"}
         with log.open("wb") as output:
             process = subprocess.Popen(
                 [sys.executable, "-m", "snakemake", "--config", f"study={name}", "--nolock"],
@@ -85,7 +87,7 @@ def run_study(project: Project, name: str) -> None:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env={**isolated(os.environ), PROGRESS_PIPE: str(pipe), RUN_PROCESS: name_run(os.getpid())},
+                env={**environment, PROGRESS_PIPE: str(pipe), RUN_PROCESS: name_run(os.getpid())},
                 # So that whoever ends this process, by a key or by a signal to it alone, ends its jobs in one way.
                 start_new_session=True,
             )

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specprefill_repro.cli import calibrate
 from specprefill_repro.errors import Exit, ReproError
 from specprefill_repro.files import (
     atomic_file,
@@ -21,11 +22,15 @@ from specprefill_repro.files import (
     read_yaml,
     read_yaml_model,
     sha256_file,
+    users_path,
     write_all,
     write_json,
     write_text,
 )
 from specprefill_repro.gate.schema import Check
+from specprefill_repro.project import Project
+from specprefill_repro.publish.command import destination_of
+from specprefill_repro.study.given import give_engine
 
 plain = st.recursive(
     st.none()
@@ -185,6 +190,24 @@ def test_whatever_a_tag_is_given_is_read_or_refused(tmp_path_factory, tag, text)
         read_yaml(path)
     except ReproError as error:
         assert str(path) in error.what and error.exit_code is Exit.BAD_INPUT
+
+
+def test_the_home_of_nobody_is_explained(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert users_path("~/engine") == tmp_path / "engine"
+    with pytest.raises(ReproError, match="nobody on this machine"):
+        users_path("~no-such-user/x")
+    for give in (
+        lambda: destination_of(Project(tmp_path), "~no-such-user/x", None),
+        lambda: give_engine(Project(tmp_path), "omlx=~no-such-user/x"),
+    ):
+        with pytest.raises(ReproError, match="nobody on this machine"):
+            give()
+
+
+def test_a_negative_seed_is_refused():
+    with pytest.raises(ReproError, match="-5 is negative"):
+        calibrate(-5)
 
 
 def test_a_pipe_is_refused_at_once(tmp_path):

@@ -27,7 +27,7 @@ from specprefill_repro.engines.server import HOST, Limits, Server, connection
 from specprefill_repro.engines.server_evidence import LogClaims, Scored, kept_bounds
 from specprefill_repro.engines.server_trial import Start, measure_on_server, new_secret
 from specprefill_repro.errors import Exit, ReproError
-from specprefill_repro.files import content_id, read_limited, sha256_file, write_json
+from specprefill_repro.files import content_id, read_limited, sha256_file, users_path, write_json
 from specprefill_repro.prefill.blas import STOCK, preloaded_blas
 from specprefill_repro.project import Project
 from specprefill_repro.study.engines import OmlxEngine
@@ -268,7 +268,7 @@ def find_source(given: OmlxEngine) -> Source:
         ReproError: the command or the checkout is not there.
     """
     if given.checkout is not None:
-        return _checkout(Path(given.checkout).expanduser().resolve(), given.python)
+        return _checkout(users_path(given.checkout).resolve(), given.python)
     words = shlex.split(given.command or KIND)
     path = shutil.which(words[0]) if words else None
     if path is None:

@@ -3,11 +3,11 @@
 import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Protocol
 
 from specprefill_repro.bundles.contents import Files, make_bundle
 from specprefill_repro.errors import ReproError
+from specprefill_repro.files import users_path
 from specprefill_repro.project import Project
 from specprefill_repro.publish.folder import Folder
 from specprefill_repro.publish.github_pages import GitBranch, remote_of
@@ -100,7 +100,7 @@ def destination_of(project: Project, text: str, remote: str | None) -> Destinati
     if text.startswith("hf-space:"):
         return Space(text.removeprefix("hf-space:"))
     try:
-        return Folder(Path(text).expanduser())
+        return Folder(users_path(text))
     except (RuntimeError, ValueError) as error:
         raise ReproError(
             f"{text[:200]!r} is not the path of a folder: {error}",

@@ -8,7 +8,7 @@ import yaml
 from pydantic import Field
 
 from specprefill_repro.errors import ReproError
-from specprefill_repro.files import read_yaml_model, write_text
+from specprefill_repro.files import read_yaml_model, users_path, write_text
 from specprefill_repro.project import Project
 from specprefill_repro.schema import Frozen
 from specprefill_repro.study.engines import OmlxEngine
@@ -56,7 +56,7 @@ def give_engine(project: Project, text: str) -> None:
             "The only engine that a user brings is oMLX; the others are installed from this project's locks.",
             "Give --engine omlx=PATH, with the folder of its source or its command.",
         )
-    path = Path(place).expanduser()
+    path = users_path(place)
     if path.is_dir():
         folder = path.resolve()
         python = folder / ".venv" / "bin" / "python"
