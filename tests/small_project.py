@@ -78,7 +78,8 @@ def command(root: Path, *arguments: str, **options: object) -> "subprocess.Compl
     return subprocess.run(
         [sys.executable, "-m", "specprefill_repro", *arguments],
         cwd=root,
-        env=environment(root),
+        # A profile of the user's must not reach the run.
+        env={**environment(root), "SNAKEMAKE_PROFILE": "/nowhere"},
         capture_output=True,
         text=True,
         check=False,
