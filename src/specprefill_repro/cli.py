@@ -1,5 +1,6 @@
 """The command line: `specprefill-repro`. Commands read and check; the work is in the subpackages."""
 
+import errno
 import sys
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -405,11 +406,18 @@ def main() -> None:
             report_error(unexpected)
             raise
         say(f"error: {unexpected}", err=True)
-        raise SystemExit(int(Exit.UNEXPECTED)) from None
+        raise SystemExit(int(unexpected.exit_code)) from None
 
 
 def unexpected_error(error: Exception) -> ReproError:
     """Words for an error that nobody foresaw; the full traceback stays in the log of the stage."""
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return ReproError(
+            f"Could not write {error.filename or 'the output'}: the disk is full.",
+            "The file system that it goes to has no room left.",
+            "Free some space (df -h), then run the same command again; finished work is kept.",
+            Exit.ENVIRONMENT,
+        )
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

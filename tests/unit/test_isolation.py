@@ -76,6 +76,21 @@ def test_the_command_line_imports_nothing_from_the_users_folders(shadows, steeri
     assert "demo-placebo" in done.stdout
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no disk that is always full")
+def test_a_full_disk_under_the_output_is_explained():
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [Path(sys.executable).parent / "specprefill-repro", "claims", "list"],
+            cwd=Path(__file__).parent,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == Exit.ENVIRONMENT
+    assert "the disk is full" in done.stderr and "next:" in done.stderr
+
+
 def test_a_trial_imports_nothing_from_the_users_or_the_working_folder(job, shadows, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(shadows))
     monkeypatch.chdir(shadows)
