@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from specprefill_repro.errors import Exit, ReproError
+from specprefill_repro.plain_text import without_controls
 from specprefill_repro.trials.progress import PROGRESS_PIPE, report, report_error, report_warning
 
 any_text = st.text(st.characters(), max_size=2000)
@@ -35,7 +36,7 @@ def test_an_error_arrives_whole_whatever_its_letters(pipe: int, what: str, why: 
     error = json.loads(line)["error"]
     assert error["exit_code"] == Exit.TRIAL
     for name, text in {"what": what, "why": why, "next": next}.items():
-        said = text.encode(errors="replace").decode()
+        said = without_controls(text)
         assert said.startswith(error[name])
         assert error[name] == said or len(json.dumps(error[name], ensure_ascii=False).encode()) > 900
 
