@@ -9,6 +9,7 @@ from specprefill_repro.estimates.build import build_estimates
 from specprefill_repro.estimates.decoding import ENOUGH_TOKENS, decoding
 from specprefill_repro.estimates.pairing import Twins
 from specprefill_repro.report.groups import Group
+from specprefill_repro.report.numbers import NONE
 from specprefill_repro.report.rows import decoding_rows
 from specprefill_repro.study.schema import NeedleKind, Prompts
 from specprefill_repro.trials.schema import TrialRecord
@@ -71,6 +72,7 @@ def test_the_report_shows_a_ratio_or_says_that_too_few_tokens_were_decoded(token
     rows = decoding_rows([Group((cell,)) for cell in found.cells])
     assert len(rows) == len(found.cells)
     assert {row.ratio.replace("1.000", "1.00") for row in rows} == {words}
+    assert (words == "too few tokens") <= all(row.interval == NONE for row in rows)
 
 
 def with_times(pair: Twins, saved: float, longer: float) -> Twins:

@@ -464,7 +464,9 @@ def decoding_rows(listed: Iterable[Group]) -> list[DecodingRow]:
                 dense=spread(numbers.significant, [each.dense_rate for each in found]),
                 treated=spread(numbers.significant, [each.treated_rate for each in found]),
                 ratio=spread(numbers.ratio, [each.speedup for each in found]) if enough else "too few tokens",
-                interval=group.bounds(lambda cell: cell.decoding.interval95 if cell.decoding else None),
+                interval=group.bounds(lambda cell: cell.decoding.interval95 if cell.decoding else None)
+                if enough
+                else numbers.NONE,
                 even=spread(_tokens, [each.even_tokens for each in found]),
             )
         )
