@@ -43,10 +43,6 @@ def find_sources(project: Project) -> tuple[list[Source], list[LeftOut]]:
         except ReproError as error:
             left_out.append(LeftOut(name, f"{error.what} {error.why}"))
             continue
-        except Exception as error:
-            # Whatever a made-up page makes the analysis stumble over, it is no report of this package.
-            left_out.append(LeftOut(name, f"Its records can't be analysed ({type(error).__name__})."))
-            continue
         if report.page in names:
             left_out.append(LeftOut(name, f"It is the same report as {names[report.page]}."))
             continue
