@@ -22,7 +22,6 @@ MAX_CONFIG_BYTES = 1_000_000
 MAX_JSON_BYTES = 1_000_000_000
 MAX_YAML_DEPTH = 50
 MAX_INTEGER_DIGITS = 100
-SMALL_BYTES = 1 << 16
 
 
 def canonical_json(value: Any) -> bytes:
@@ -158,11 +157,6 @@ def write_json(path: Path, value: Any) -> None:
     write_bytes(path, json_bytes(value))
 
 
-def _open_at_once(path: str, flags: int) -> int:
-    """Opening a pipe waits for its writer, perhaps for ever; like this it does not."""
-    return os.open(path, flags | os.O_NONBLOCK)
-
-
 def read_limited(path: Path | str, limit: int) -> bytes:
     """Read a whole file of at most `limit` bytes.
 
@@ -170,13 +164,12 @@ def read_limited(path: Path | str, limit: int) -> bytes:
         ReproError: the file is missing, unreadable, larger, or not a regular file.
     """
     try:
-        with open(path, "rb", opener=_open_at_once) as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise OSError(errno.EINVAL, "not a regular file")
-            # Memory for all that is asked for is set aside at once, and most files are small.
-            content = file.read(min(limit, SMALL_BYTES) + 1)
-            if len(content) > SMALL_BYTES:
-                content += file.read(limit - SMALL_BYTES)
+        # Opening a pipe waits for its writer, perhaps for ever; like this it does not.
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            content = _read_open(handle, limit)
+        finally:
+            os.close(handle)
     except OSError as error:
         raise ReproError(
             f"Could not read {path}: {error.strerror}.",
@@ -190,6 +183,19 @@ def read_limited(path: Path | str, limit: int) -> bytes:
             f"Look at it with: head -c 300 '{path}'",
         )
     return content
+
+
+def _read_open(handle: int, limit: int) -> bytes:
+    """All bytes of an open file, or the first ones when it has more than `limit`: then more than `limit` of them."""
+    seen = os.fstat(handle)
+    if not stat.S_ISREG(seen.st_mode):
+        raise OSError(errno.EINVAL, "not a regular file")
+    # A file can grow, or not have the size that is said; only an empty block is its end.
+    parts, room = [], limit + 1
+    while room and (part := os.read(handle, min(room, seen.st_size + 1))):
+        parts.append(part)
+        room -= len(part)
+    return b"".join(parts)
 
 
 def read_model(path: Path, model: type[Model], limit: int = MAX_JSON_BYTES) -> Model:

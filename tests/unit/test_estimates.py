@@ -1,5 +1,6 @@
 """Records to estimates: what is counted, what is dropped and why, and numbers against NumPy and closed forms."""
 
+import json
 import math
 import time
 from statistics import median
@@ -8,12 +9,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 from scipy import stats
 
 from specprefill_repro.errors import ReproError
 from specprefill_repro.estimates.build import build_estimates
 from specprefill_repro.estimates.prediction import PrefillCost, baseline_problem, fit_cost
-from specprefill_repro.estimates.schema import CellEstimate, Estimates
+from specprefill_repro.estimates.schema import CellEstimate, Estimates, Interval, estimates_json
 from specprefill_repro.files import content_id
 from specprefill_repro.study.schema import Treatment
 from synthetic_records import FAULTS, Fault, SyntheticStudy, World, demo_study, synthetic_study_records
@@ -27,6 +29,28 @@ def estimates(world: World | None = None, seed: int = 1) -> Estimates:
 
 def cell(found: Estimates, name: str) -> CellEstimate:
     return next(cell for cell in found.cells if cell.cell == name)
+
+
+@given(st.floats(-1e300, 1e300))
+def test_a_number_is_rounded_to_ten_digits_once(value: float) -> None:
+    number = Interval(low=value, high=value, level=0.95).low
+    assert number == float(np.format_float_scientific(value, precision=9, unique=False))
+    assert Interval(low=number, high=number, level=0.95).low == number
+
+
+@pytest.mark.parametrize("text", ["NaN", "Infinity", '"1"', "true", "null"])
+def test_what_is_no_number_is_refused_from_python_and_from_a_file(text: str) -> None:
+    with pytest.raises(ValidationError):
+        Interval(low=json.loads(text), high=2.0, level=0.95)
+    with pytest.raises(ValidationError):
+        Interval.model_validate_json(f'{{"low": {text}, "high": 2.0, "level": 0.95}}')
+
+
+def test_estimates_that_are_read_back_are_those_that_were_written() -> None:
+    found = estimates()
+    read = Estimates.model_validate_json(estimates_json(found))
+    assert read == found
+    assert estimates_json(read) == estimates_json(found)
 
 
 def test_numbers_of_a_cell_agree_with_numpy_on_the_records() -> None:

@@ -18,6 +18,7 @@ from specprefill_repro.files import (
     atomic_file,
     canonical_json,
     content_id,
+    read_limited,
     read_model,
     read_yaml,
     read_yaml_model,
@@ -216,6 +217,30 @@ def test_a_pipe_is_refused_at_once(tmp_path):
         read_yaml(tmp_path / "study.yaml")
     with pytest.raises(ReproError, match="not a regular file"):
         read_model(Path("/dev/zero"), Check)
+
+
+def test_a_folder_is_no_file(tmp_path):
+    with pytest.raises(ReproError, match="not a regular file"):
+        read_limited(tmp_path, 10)
+
+
+@pytest.mark.parametrize("size", [0, 1, 99, 100])
+def test_a_file_is_read_up_to_the_limit_whole(tmp_path, size):
+    content = os.urandom(size)
+    (tmp_path / "file").write_bytes(content)
+    assert read_limited(tmp_path / "file", 100) == content
+
+
+@pytest.mark.parametrize("size", [101, 102, 100_000])
+def test_one_byte_more_than_the_limit_is_too_many(tmp_path, size):
+    (tmp_path / "file").write_bytes(bytes(size))
+    with pytest.raises(ReproError, match="larger than 100 bytes"):
+        read_limited(tmp_path / "file", 100)
+
+
+def test_a_file_without_a_size_is_read_to_its_end():
+    # Files of /proc are said to have no bytes.
+    assert read_limited("/proc/self/stat", 10_000).split()[0] == str(os.getpid()).encode()
 
 
 def test_a_large_file_is_refused_unread(tmp_path):

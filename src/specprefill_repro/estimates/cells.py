@@ -1,11 +1,13 @@
 """Read the blocks of a study from its store and measure its cells, several at a time when there are many trials."""
 
 import gc
+import io
 import os
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -35,6 +37,21 @@ class ReadCell:
     measured: Measured
     trials: pa.Table
     blocks: pa.Table
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Arrow's own stream: pickled column by column, a table takes five times as long.
+        return _of_streams, (self.measured, _stream(self.trials), _stream(self.blocks))
+
+
+def _stream(table: pa.Table) -> bytes:
+    file = io.BytesIO()
+    with pa.ipc.new_stream(file, table.schema) as writer:
+        writer.write_table(table)
+    return file.getvalue()
+
+
+def _of_streams(measured: Measured, trials: bytes, blocks: bytes) -> ReadCell:
+    return ReadCell(measured, *(pa.ipc.open_stream(stream).read_all() for stream in (trials, blocks)))
 
 
 def read_cells(project: Project, study: Study, gates: Mapping[str, GateResult]) -> Iterator[ReadCell]:

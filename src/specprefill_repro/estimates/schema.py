@@ -2,7 +2,8 @@
 
 from typing import Annotated
 
-from pydantic import AfterValidator, Field
+from pydantic import Field, GetPydanticSchema
+from pydantic_core import core_schema
 
 from specprefill_repro.schema import Frozen
 from specprefill_repro.study.schema import NeedleKind, Treatment
@@ -14,8 +15,17 @@ def _rounded(value: float) -> float:
     return float(f"{value:.{DIGITS - 1}e}")
 
 
-Number = Annotated[float, AfterValidator(_rounded)]
-"""Rounded to ten significant digits: the rest differs between machines, and a page must be the same on all of them."""
+Number = Annotated[
+    float,
+    GetPydanticSchema(
+        lambda source, schema_of: core_schema.json_or_python_schema(
+            json_schema=schema_of(source),
+            python_schema=core_schema.no_info_after_validator_function(_rounded, schema_of(source)),
+        )
+    ),
+]
+"""Rounded to ten significant digits: the rest differs between machines, and a page must be the same on all of them.
+What is read from a file was rounded when it was written, or is not what was written; it is taken as it is."""
 
 
 class Interval(Frozen):

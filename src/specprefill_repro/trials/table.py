@@ -11,7 +11,8 @@ import typing
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
-from functools import cached_property
+from functools import cache, cached_property
+from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union
 
@@ -183,29 +184,28 @@ def check_ids(trials: Trials) -> None:
 
 def _fields(*models: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, pa.DataType]]:
     """(name, type) of the columns of a field that holds one of `models`; those they share stand once."""
-    for name, annotation in _annotations(models).items():
-        nested = _nested(annotation)
+    for name, (nested, kind) in _layout(models).items():
         if nested:
             yield from _fields(*nested, prefix=f"{prefix}{name}.")
         else:
-            yield prefix + name, _arrow(annotation)
+            yield prefix + name, kind
 
 
 def _columns(rows: Sequence[BaseModel | None], *models: type[BaseModel]) -> Iterator[pa.Array]:
-    fields = [{} if row is None else vars(row) for row in rows]
-    for name, annotation in _annotations(models).items():
-        values = [field.get(name) for field in fields]
-        nested = _nested(annotation)
+    layout = _layout(models)
+    nothing = dict.fromkeys(layout)
+    fields = [nothing if row is None else nothing | vars(row) for row in rows]
+    for name, (nested, kind) in layout.items():
+        values = list(map(itemgetter(name), fields))
         if nested:
             yield from _columns(values, *nested)
         else:
-            yield pa.array(values, _arrow(annotation))
+            yield pa.array(values, kind)
 
 
 def _rows(table: pa.Table, *models: type[BaseModel], prefix: str = "") -> list[dict[str, Any] | None]:
     columns: dict[str, list[Any]] = {}
-    for name, annotation in _annotations(models).items():
-        nested = _nested(annotation)
+    for name, (nested, _) in _layout(models).items():
         if nested:
             columns[name] = list(_rows(table, *nested, prefix=f"{prefix}{name}."))
         else:
@@ -227,8 +227,11 @@ def _as_one_of(models: tuple[type[BaseModel], ...], row: dict[str, Any]) -> dict
     return None
 
 
-def _annotations(models: tuple[type[BaseModel], ...]) -> dict[str, Any]:
-    return {name: field.annotation for model in models for name, field in model.model_fields.items()}
+@cache
+def _layout(models: tuple[type[BaseModel], ...]) -> dict[str, tuple[tuple[type[BaseModel], ...], pa.DataType | None]]:
+    """Field -> the models that it may hold, or else the type of its column."""
+    fields = {name: field.annotation for model in models for name, field in model.model_fields.items()}
+    return {name: (_nested(kind), None if _nested(kind) else _arrow(kind)) for name, kind in fields.items()}
 
 
 def _alternatives(annotation: Any) -> list[Any]:
