@@ -4,11 +4,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import log
 
-from specprefill_repro.verdicts.matching import ModelFacts, same_model, same_text
+from specprefill_repro.verdicts.matching import KEEP_TOLERANCE, ModelFacts, same_model, same_text
 from specprefill_repro.verdicts.schema import Claim
 
 SECONDS = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0}
-KEEP_TOLERANCE = 1e-6
 
 
 @dataclass(frozen=True)

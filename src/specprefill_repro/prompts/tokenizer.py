@@ -14,8 +14,8 @@ from tokenizers import Encoding, Tokenizer
 
 from specprefill_repro.errors import Exit, ReproError
 from specprefill_repro.files import read_limited
+from specprefill_repro.models.manifest import MAX_TOKENIZER_BYTES
 
-MAX_TOKENIZER_BYTES = 200_000_000
 MAX_SETTINGS_BYTES = 10_000_000
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 

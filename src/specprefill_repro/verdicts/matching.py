@@ -139,13 +139,10 @@ def match_conditions(claim: Claim, cell: CellEstimate, study: Study, facts: Fact
         _row("draft", said.draft, here_draft, said.draft and same_model(said.draft, here_draft)),
         _text("draft quantisation", said.draft_quantization, draft.quantization if draft else None),
         _number("keep rate", said.keep, cell.nominal_keep, KEEP_TOLERANCE, "{:g}"),
-        _number("prompt length", said.prompt_tokens, cell.length, LENGTH_TOLERANCE, "{:,.0f} tokens"),
+        _prompt_length(said, cell.length),
         _text("engine", said.engine, engine.kind if engine else None),
         _text("engine version", said.engine_version, engine.version if engine else None),
     ]
-    if said.prompt_tokens_stated:
-        claimed = f"{said.prompt_tokens_stated}, {rows[8].claimed}" if said.prompt_tokens else said.prompt_tokens_stated
-        rows[8] = rows[8].model_copy(update={"claimed": claimed})
     if said.other:
         rows.append(_row("other", said.other, "not set here", False))
     return tuple(rows)
@@ -158,6 +155,14 @@ def is_full_match(rows: Iterable[ConditionMatch]) -> bool:
 
 def _name(model: ModelFacts | None, name: str) -> str:
     return model.identity if model else name
+
+
+def _prompt_length(said: Conditions, here: int) -> ConditionMatch:
+    row = _number("prompt length", said.prompt_tokens, here, LENGTH_TOLERANCE, "{:,.0f} tokens")
+    if not said.prompt_tokens_stated:
+        return row
+    stated = f"{said.prompt_tokens_stated}, {row.claimed}" if said.prompt_tokens else said.prompt_tokens_stated
+    return row.model_copy(update={"claimed": stated})
 
 
 def _row(condition: str, claimed: str | None, here: str | None, matches: bool | str | None) -> ConditionMatch:
