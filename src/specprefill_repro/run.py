@@ -29,6 +29,7 @@ from specprefill_repro.fitting import Room, check_room, fits, room_here
 from specprefill_repro.isolation import isolated
 from specprefill_repro.models.load import is_unlocked_hub_model
 from specprefill_repro.models.schema import Manifest
+from specprefill_repro.plain_text import without_controls
 from specprefill_repro.project import Project
 from specprefill_repro.prompts.build import check_context
 from specprefill_repro.repair import remove_damaged
@@ -50,6 +51,8 @@ from specprefill_repro.verdicts.listing import print_verdicts
 from specprefill_repro.verdicts.schema import Verdicts
 
 STOP_SECONDS = 10
+MAX_LOG_END = 10_000
+"""Bytes."""
 
 
 def run_study(project: Project, name: str) -> None:
@@ -435,9 +438,13 @@ def _minutes(seconds: float) -> str:
 
 
 def _snakemake_failed(log: Path, status: int) -> ReproError:
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - MAX_LOG_END))
+        lines = file.read().decode(errors="replace").split("\n")
+    said = next((line.strip() for line in reversed(lines) if line.strip()), "nothing")
     return ReproError(
-        f"Snakemake ended with status {status}.",
-        "The end of its log says why.",
+        f"Snakemake ended with status {status}. It last said: {without_controls(said)[:300]}",
+        "A folder that it needs can't be written (it keeps a cache below the home folder), or its files are damaged.",
         f"tail -n 40 '{log}'",
         Exit.UNEXPECTED,
     )

@@ -72,3 +72,12 @@ def test_two_runs_in_one_checkout_are_refused(project):
         done = command(project, "run", "tiny")
     assert done.returncode == 3
     assert "Another run" in done.stderr
+
+
+def test_a_folder_that_snakemake_can_not_make_is_named(tmp_path):
+    root = make_small_project(tmp_path / "cache")
+    (root / ".cache").write_text("a file, where Snakemake keeps a folder\n")
+    done = command(root, "run", "tiny")
+    assert done.returncode == 1
+    assert f"{root / '.cache'}" in done.stderr.partition("why:")[0]
+    assert "Traceback" not in done.stderr
